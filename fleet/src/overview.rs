@@ -61,12 +61,14 @@ fn badness(record: &Saved) -> u128 {
         Saved::Doctor(record) => {
             let weight = |severity| -> u128 {
                 match severity {
-                    Severity::Critical => 1 << 64,
-                    Severity::Warning => 1 << 32,
-                    Severity::Notice => 1,
+                    Severity::Critical => 1 << 96,
+                    Severity::Warning => 1 << 64,
+                    Severity::Notice => 1 << 32,
                 }
             };
-            record.results.findings.iter().map(|finding| weight(finding.severity)).sum()
+            let findings: u128 = record.results.findings.iter().map(|finding| weight(finding.severity)).sum();
+            // A host that could not be examined in full is not as fine as one that was.
+            findings + record.results.unchecked.len() as u128
         }
         Saved::Ports(record) => {
             let all = record.results.strategies.iter().filter_map(|run| run.connect_ns.all);
@@ -82,7 +84,7 @@ fn badness(record: &Saved) -> u128 {
     }
 }
 
-/// Names the kernels that differ, and the findings that some hosts have and others do not.
+/// Names the kernels that differ, and the findings that some hosts have and all others, which were checked for them, do not.
 fn differences(hosts: &[FleetHost]) -> Vec<String> {
     let mut kernels: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     let mut findings: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
@@ -104,7 +106,15 @@ fn differences(hosts: &[FleetHost]) -> Vec<String> {
             kernels.iter().map(part).collect::<Vec<_>>().join("; ")
         ));
     }
-    let some = findings.iter().filter(|(_, names)| names.len() < hosts.len());
+    // A host whose rule was not checked may have the finding too. Those without a record are named as such.
+    let lacks_it = |host: &FleetHost, id: &str| match &host.record {
+        Some(Saved::Doctor(record)) => record.results.checked.iter().any(|checked| checked == id),
+        _ => true,
+    };
+    let some = findings.iter().filter(|(id, names)| {
+        let mut others = hosts.iter().filter(|host| !names.contains(&host.name.as_str()));
+        names.len() < hosts.len() && others.all(|host| lacks_it(host, id))
+    });
     lines.extend(some.map(|(id, names)| format!("{id} on {} only.", names.join(", "))));
     lines
 }
@@ -165,7 +175,7 @@ pub fn verdict(plan: &Plan, slots: &[Slot], interrupted: bool) -> Vec<Remark> {
 pub(crate) mod tests {
     use std::collections::BTreeMap;
 
-    use fourtuple_record::{DoctorResults, DoctorSettings, Finding, Host, Record, SCHEMA};
+    use fourtuple_record::{DoctorResults, DoctorSettings, Finding, Host, Record, SCHEMA, Unchecked};
 
     use super::*;
     use crate::interval::WorkerEnd;
@@ -200,7 +210,7 @@ pub(crate) mod tests {
             validity: Vec::new(),
             results: DoctorResults {
                 findings: findings.iter().map(finding).collect(),
-                checked: Vec::new(),
+                checked: vec!["P01".to_owned(), "P02".to_owned()],
                 unchecked: Vec::new(),
                 snapshot: Default::default(),
                 history: None,
@@ -226,6 +236,23 @@ pub(crate) mod tests {
         assert_eq!(names, ["host-3", "host-2", "host-1", "host-0"]);
         assert_eq!(remarks, [Remark::new("host-failed", "host-3: no reply")]);
         assert_eq!(results.differences, ["P01 on host-2 only.", "P02 on host-1 only."]);
+    }
+
+    #[test]
+    fn a_rule_that_was_not_checked_is_not_fine() {
+        let Saved::Doctor(mut partial) = doctor(&[]) else { panic!() };
+        partial.results.checked.retain(|id| id != "P02");
+        partial.results.unchecked.push(Unchecked {
+            id: "P02".to_owned(),
+            title: String::new(),
+            reason: String::new(),
+        });
+        let notice = [("P01", Severity::Notice), ("P02", Severity::Notice)];
+        let (results, _) =
+            overview(agents(vec![Ok(doctor(&[])), Ok(Saved::Doctor(partial)), Ok(doctor(&notice))]));
+        let names: Vec<&str> = results.hosts.iter().map(|host| host.name.as_str()).collect();
+        assert_eq!(names, ["host-2", "host-1", "host-0"]);
+        assert_eq!(results.differences, ["P01 on host-2 only."]);
     }
 
     #[test]

@@ -5,8 +5,8 @@ mod samples;
 
 use fourtuple_record::snapshot::{FailedCall, Failures, Part};
 use fourtuple_record::{
-    Advice, Distribution, Finding, Proof, Remark, Saved, TraceAcceptRecord, TraceConnectRecord,
-    TraceConnectResults,
+    Advice, Distribution, Finding, LoadRecord, Proof, Remark, Saved, TraceAcceptRecord, TraceConnectRecord,
+    TraceConnectResults, TraceLocksRecord,
 };
 use fourtuple_report::html::page;
 use fourtuple_report::terminal::{render, render_in_full};
@@ -186,16 +186,22 @@ fn a_trace_ends_with_its_result_in_plain_words() {
         move |results: &mut TraceConnectResults| {
             none_free(0)(results);
             results.search_ns.all = Some(Distribution { count: 9, p99: ns, ..Distribution::default() });
+            results.tuples.iter_mut().for_each(|tuple| tuple.p99_ns = 0);
         }
     };
     says(&p99(500_000), "the search for a port is long (99th percentile 500us)");
     says(&p99(499_999), "the search for a port is short");
+    let one_is_slow = |results: &mut TraceConnectResults| {
+        (results.tuples[1].searches, results.tuples[1].p99_ns) = (10, 574_000);
+    };
+    says(&one_is_slow, "the search for a port of wrk[1] to 127.0.0.1:8080 is long (99th percentile 574us)");
     let lost = |results: &mut TraceConnectResults| {
         results.search_ns.all = None;
         results.failed = [("ENETUNREACH".to_owned(), 200), ("EACCES".to_owned(), 2)].into();
     };
     says(&lost, "connect() failed 202 times, most with ENETUNREACH, before it searched for a port");
-    says(&|results| results.failed.clear(), "nothing searched for a port during the trace");
+    says(&|results| results.failed.clear(), "no search for a port was timed: 4 connections over IPv6 began ");
+    says(&|results| results.untimed = 0, "nothing searched for a port during the trace");
 }
 
 #[test]
@@ -270,6 +276,22 @@ fn key_figures_fit_sixty_columns() {
     lacks(&render(&Saved::TraceAccept(quiet.clone()), 120, false), &["overflowed"]);
     quiet.results.unix_listeners = Part::default();
     has(&render(&Saved::TraceAccept(quiet.clone()), 120, false), &["no queue of these listeners overflowed"]);
+    // Without a filter by listener, the queues of unix listeners are part of the trace.
+    let mut whole = quiet.clone();
+    (whole.settings.listen, whole.settings.port) = (None, None);
+    lacks(&render(&Saved::TraceAccept(whole), 120, false), &["overflowed"]);
+    let call = |errno: &str| FailedCall {
+        call: "connect".into(),
+        errno: errno.into(),
+        protocol: "unix".into(),
+        ..FailedCall::default()
+    };
+    for (errno, is_denied) in [("ECONNREFUSED", true), ("EAGAIN", false)] {
+        let mut refusing = quiet.clone();
+        refusing.results.calls = Part::Seen(Failures { calls: vec![call(errno)], ..Failures::default() });
+        let text = render(&Saved::TraceAccept(refusing), 120, false);
+        assert_eq!(text.contains("no queue of these listeners overflowed"), is_denied, "{text}");
+    }
     quiet.validity.push(Remark::new("overflows-unseen", "the namespace counts 5 overflows"));
     assert!(!render(&Saved::TraceAccept(quiet), 120, false).contains("overflowed"));
     has(&text, &["77 packets dropped because the queue was full (7 of them final ACKs)"]);
@@ -285,6 +307,10 @@ fn key_figures_fit_sixty_columns() {
     has(&text, &["clients at most", "replies dropped"]);
     let text = render(&Saved::Plan(samples::plan()), 60, false);
     has(&text, &["113,000,000", "56,500,000", "never", "probes", "100%"]);
+    let mut without_rate = samples::plan();
+    without_rate.settings.arrival_per_s = None;
+    let text = render(&Saved::Plan(without_rate), 60, false);
+    assert_eq!(row(&text, "the ports run out"), ["no", "rate", "given"]);
 }
 
 #[test]
@@ -323,6 +349,11 @@ fn a_failed_connect_of_another_socket_is_not_denied() {
     let text = said(&record);
     has(&text, &["no connect failed"]);
     lacks(&text, &["not listed"]);
+    record.validity.push(Remark::new("calls-unseen", "system calls of programs of 32 bits are not seen"));
+    lacks(&said(&record), &["no connect failed"]);
+    record.validity.clear();
+    record.results.calls = Part::default();
+    lacks(&said(&record), &["no connect failed"]);
 }
 
 /// Returns the words of the line of `text` that begins with `name`.
@@ -386,6 +417,13 @@ fn a_ramp_has_a_row_for_each_rate() {
     assert_eq!(row(&text, "TLS 1.3"), ["TLS_AES_256_GCM_SHA384", "http/1.1", "full", "8,090"], "{text}");
     assert_eq!(row(&text, "PUT"), ["/cart/7?a=b", "4,095"], "{text}");
     has(&text, &["\nTLS           8,090  2.09ms  1.90ms"]);
+    has(&text, &["no operation failed, but the warm-up had 1 error\n", "2,699 operations, 1 error"]);
+    let mut reached = samples::ramp();
+    reached.results.steps[2].not_reached = None;
+    let said = |record: &LoadRecord| render(&Saved::Load(record.clone()), 200, false);
+    has(&said(&reached), &["Every step up to 7.37k/s was reached, with 1 error.\n"]);
+    reached.results.steps[2].errors = 0;
+    has(&said(&reached), &["Every step up to 7.37k/s was reached: the knee is above."]);
 }
 
 #[test]
@@ -419,6 +457,7 @@ fn a_load_omits_absent_parts() {
     let text = render(&Saved::Load(samples::hold()), 80, false);
     has(&text, &["on top of 10,000 connections", "opened within 412ms; 17 closed by the server"]);
     has(&text, &["0 operations over 5.00ms"]);
+    has(&text, &["\nno operation failed, but the server closed 17 held connections\n"]);
     // The third second ended after 50 ms, so 5 operations in it do not mean a rate of 5 per second.
     assert_eq!(row(&text, "rate")[0].chars().count(), 2, "{text}");
 }
@@ -570,5 +609,47 @@ fn a_trace_without_waits_is_stated() {
     record.results.paths.clear();
     record.results.ports.clear();
     record.results.waits_per_connection = None;
-    assert!(render(&Saved::TraceLocks(record), 120, false).contains("no lock waits"));
+    let said = |record: &TraceLocksRecord| render(&Saved::TraceLocks(record.clone()), 120, false);
+    let lost = said(&record);
+    has(&lost, &["no lock wait was seen"]);
+    lacks(&lost, &["no lock waits", "locks are not why"]);
+    record.results.lost = 0;
+    has(&said(&record), &["no lock waits", "locks are not why connections are slow"]);
+    // Nothing shows that this host shows waits.
+    record.results.elsewhere_waits = 0;
+    lacks(&said(&record), &["no lock waits", "locks are not why"]);
+}
+
+/// Waits asleep take no CPU time.
+#[test]
+fn long_sleeps_for_a_lock_are_worth_a_change() {
+    let mut record = samples::trace_locks();
+    has(&render(&Saved::TraceLocks(record.clone()), 200, false), &["nothing to change"]);
+    record.results.classes[0].wait_ns = record.results.elapsed_ns * u64::from(record.host.cpus);
+    let text = render(&Saved::TraceLocks(record), 200, false);
+    has(&text, &["100% of that of all processors: a listener for each worker (`fourtuple lab locks`"]);
+}
+
+#[test]
+fn a_fleet_does_not_call_unknown_hosts_fine() {
+    let text = render(&Saved::Fleet(samples::fleet_doctor()), 120, false);
+    has(&text, &["1 not checked"]);
+    lacks(&text, &["fine"]);
+    let failed = |calls: Part<Failures>| {
+        let mut fleet = samples::fleet_trace_connect();
+        let Some(Saved::TraceConnect(record)) = &mut fleet.results.hosts[1].record else { panic!("a trace") };
+        record.results.failed.clear();
+        record.results.calls = calls;
+        let text = render(&Saved::Fleet(fleet), 120, false);
+        row(&text, "web-1").last().map(|cell| (*cell).to_owned())
+    };
+    let call = |protocol: &str| FailedCall {
+        call: "connect".into(),
+        protocol: protocol.into(),
+        failed: 68,
+        ..FailedCall::default()
+    };
+    let seen = |protocol| failed(Part::Seen(Failures { calls: vec![call(protocol)], ..Failures::default() }));
+    assert_eq!((seen("tcp").as_deref(), seen("unix").as_deref()), (Some("0"), Some("68")));
+    assert_eq!(failed(Part::default()).as_deref(), Some("–"));
 }

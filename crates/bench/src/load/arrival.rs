@@ -162,8 +162,11 @@ impl Ramp {
 /// The remark of a rate that was not reached.
 const NOT_REACHED: &str = "offered-rate-not-reached";
 
-/// The remarks that end a ramp.
+/// The remarks that end a ramp. A server whose answers take seconds stalls at every rate, so that a stall ends none.
 const ENDING: [&str; 3] = [NOT_REACHED, "all-refused", "interrupted"];
+
+/// Maximum share of responses by which a server may shed load: they are operations that were done, so that the rate seems reached.
+const MAX_SHED: f64 = 0.01;
 
 /// The remarks on the first rate that was not reached that concern the knee: they say that it is not the server's.
 const OF_KNEE: [&str; 3] = ["client-saturated", "ports-ran-out", "interrupted"];
@@ -182,7 +185,11 @@ impl Prepared {
         let mut of_knee: Vec<Remark> = Vec::new();
         for rate in ramp.rates() {
             let measured = self.at_rate(rate)?.run_once(stop, None, progress)?;
-            let ending = measured.remarks.iter().find(|remark| ENDING.contains(&remark.id.as_str()));
+            let has_shed = has_shed(&measured.results);
+            let ending = measured
+                .remarks
+                .iter()
+                .find(|remark| ENDING.contains(&remark.id.as_str()) || (has_shed && remark.id == "errors"));
             let reason = ending.map(|remark| remark.message.clone());
             steps.push(step(&measured.results, reason.clone()));
             if reason.is_none() || knee.is_none() {
@@ -215,6 +222,14 @@ impl Prepared {
         };
         Prepared::at(load, self.endpoints().to_vec()).map(Prepared::without_findings)
     }
+}
+
+/// Returns whether the server refused operations by a response: 429, or a failure of its own.
+fn has_shed(results: &LoadResults) -> bool {
+    let is_refusal = |name: &str| name == "status-429" || name.starts_with("status-5");
+    let refused = results.errors.iter().filter(|(name, _)| is_refusal(name));
+    let shed: u64 = refused.map(|(_, number)| number).sum();
+    shed as f64 > results.operations as f64 * MAX_SHED
 }
 
 fn step(results: &LoadResults, not_reached: Option<String>) -> LoadStep {
@@ -304,5 +319,15 @@ mod tests {
         assert_eq!(rates(1000.0, 20_000.0, 4), [1000.0, 2710.0, 7370.0, 20_000.0]);
         assert_eq!(rates(1.0, 3.0, 2), [1.0, 3.0]);
         assert_eq!(rates(50.0, 50.0, 3), [50.0, 50.0, 50.0]);
+    }
+
+    #[test]
+    fn many_refusals_shed_load() {
+        let has_shed = |name: &str, number: u64| {
+            let errors = [(name.to_owned(), number)].into();
+            has_shed(&LoadResults { operations: 1_000, errors, ..LoadResults::default() })
+        };
+        assert_eq!([10, 11].map(|number| has_shed("status-503", number)), [false, true]);
+        assert!(has_shed("status-429", 11) && !has_shed("status-404", 1_000));
     }
 }

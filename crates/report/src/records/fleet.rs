@@ -1,7 +1,9 @@
 //! A command that each host of a fleet performed by itself: one table over all hosts.
 
+use fourtuple_record::snapshot::FailedCall;
 use fourtuple_record::{
     DoctorRecord, FleetHost, FleetRecord, FleetSettings, PortsRecord, Saved, ServeRecord, Severity,
+    TraceConnectRecord,
 };
 
 use crate::document::{Document, Tone};
@@ -84,17 +86,19 @@ fn cells(record: &Saved) -> Vec<Cell> {
                 Cell::count(results.searches),
                 maybe_duration(results.search_ns.all.map(|all| all.p99)).into(),
                 maybe_duration(results.handshake_ns.map(|all| all.p99)).into(),
-                Cell::bad_count(total(results.failed.values())),
+                failed_connects(record),
             ]
         }
         Saved::Plan(record) => {
             let (settings, results) = (&record.settings, &record.results);
+            // Without a rate it is not known whether the ports run out.
+            let never = if settings.arrival_per_s.is_some() { "never" } else { NOTHING };
             let out = results.exhausted_after_ns;
             vec![
                 format!("{}-{}", settings.low, settings.high).into(),
                 maybe_duration(results.by_fill.first().map(|step| step.mean_ns)).into(),
                 maybe_duration(results.by_fill.last().map(|step| step.mean_ns)).into(),
-                out.map_or("never".to_owned(), |after| format!("after {}", duration(after))).into(),
+                out.map_or(never.to_owned(), |after| format!("after {}", duration(after))).into(),
                 Cell::count(results.sources_needed),
             ]
         }
@@ -103,13 +107,26 @@ fn cells(record: &Saved) -> Vec<Cell> {
     }
 }
 
+/// Returns the number of failed connects; a dash if those of other sockets are not known and no other failed.
+fn failed_connects(record: &TraceConnectRecord) -> Cell {
+    let traced = total(record.results.failed.values());
+    let Ok(failures) = record.results.calls.seen() else {
+        return if traced > 0 { Cell::bad_count(traced) } else { NOTHING.into() };
+    };
+    // Those of the traced protocol are in the results already.
+    let is_other = |call: &&FailedCall| call.call == "connect" && call.protocol != record.settings.protocol;
+    let others = failures.calls.iter().filter(is_other).map(|call| &call.failed);
+    Cell::bad_count(traced.saturating_add(total(others)))
+}
+
 fn doctor(record: &DoctorRecord) -> Vec<Cell> {
-    let findings = &record.results.findings;
+    let (findings, unchecked) = (&record.results.findings, record.results.unchecked.len());
     // The most severe one comes first.
     let worst = match findings.first().map(|finding| finding.severity) {
         Some(Severity::Critical) => Cell::toned("critical", Tone::Bad),
         Some(Severity::Warning) => Cell::toned("warning", Tone::Strong),
         Some(Severity::Notice) => "notice".into(),
+        None if unchecked > 0 => Cell::toned(format!("{unchecked} not checked"), Tone::Strong),
         None => Cell::toned("fine", Tone::Good),
     };
     let ids: Vec<&str> = findings.iter().map(|finding| finding.id.as_str()).collect();

@@ -1,6 +1,6 @@
 use fourtuple_record::{
     Held, LoadExpectation, LoadHost, LoadHttp2, LoadPorts, LoadRecord, LoadResults, LoadSettings, LoadStep,
-    LoadTls, Quantiles, Second,
+    LoadTls, LoadWarmUp, Quantiles, Second,
 };
 
 use crate::document::{Block, Document, Tone};
@@ -20,10 +20,10 @@ pub(super) fn document(record: &LoadRecord) -> Document {
     );
     document.note(Tone::Strong, asked(settings));
     document.facts(facts(settings));
-    ramp(&mut document, results);
+    ramp(&mut document, record);
     document.heading(achieved(settings, results));
     match errors(results) {
-        none if none.is_empty() => document.note(Tone::Good, "no errors"),
+        none if none.is_empty() => without_errors(&mut document, results),
         some => document.note(Tone::Bad, format!("errors: {some}")),
     }
     expectations(&mut document, results);
@@ -239,7 +239,7 @@ fn figures(settings: &LoadSettings, results: &LoadResults) -> Vec<(&'static str,
         results.sent_bytes.map(|bytes| ("sent", amount(bytes, results))),
         results.received_bytes.map(|bytes| ("received", amount(bytes, results))),
         Some(("elapsed", duration(results.elapsed_ns))),
-        results.warm_up.map(|warm_up| ("in the warm-up", plural(warm_up.operations, "operation"))),
+        results.warm_up.map(|warm_up| ("in the warm-up", warmed_up(warm_up))),
         Some(("CPU per operation", duration(results.client_cpu_ns_per_operation))),
         Some((unit, calls)),
         Some(("engine", results.engine.clone())),
@@ -247,6 +247,12 @@ fn figures(settings: &LoadSettings, results: &LoadResults) -> Vec<(&'static str,
         (settings.workload != "udp").then(|| ("closed by", closer.to_owned())),
         results.strategy.as_ref().map(|strategy| ("ports chosen by", strategy.clone())),
     ])
+}
+
+/// Formats `4,790 operations`, with errors `4,790 operations, 3 errors`.
+fn warmed_up(warm_up: LoadWarmUp) -> String {
+    let errors = (warm_up.errors > 0).then(|| plural(warm_up.errors, "error"));
+    present([Some(plural(warm_up.operations, "operation")), errors]).join(", ")
 }
 
 /// Formats a number of bytes with its rate: `1.20 MB (400 kB/s)`.
@@ -261,7 +267,8 @@ fn amount(bytes: u64, results: &LoadResults) -> String {
 }
 
 /// Adds the steps of a ramp, and where its knee is.
-fn ramp(document: &mut Document, results: &LoadResults) {
+fn ramp(document: &mut Document, record: &LoadRecord) {
+    let results = &record.results;
     let Some(last) = results.steps.last() else { return };
     let tone = |step: &LoadStep| Tone::bad_if(step.not_reached.is_some());
     document.heading("Ramp");
@@ -277,7 +284,17 @@ fn ramp(document: &mut Document, results: &LoadResults) {
             .number("CPU per operation", 4, |step| duration(step.client_cpu_ns_per_operation)),
     );
     let reached = results.steps.iter().rev().find(|step| step.not_reached.is_none());
+    // Errors and stalls that are too few to miss the rate, or answers that are errors, may be those of a server at its limit.
+    let failed = words::total(results.steps.iter().map(|step| &step.errors));
+    let has_stalled = record.validity.iter().any(|remark| remark.id == "server-stalled");
     match (reached, &last.not_reached) {
+        (Some(reached), None) if failed > 0 || has_stalled => {
+            let stalled = has_stalled.then(|| "a server that stalled".to_owned());
+            let errors = (failed > 0).then(|| plural(failed, "error"));
+            let with = present([errors, stalled]).join(" and ");
+            let rate = rate(reached.offered_per_s);
+            document.note(Tone::Strong, format!("Every step up to {rate} was reached, with {with}."));
+        }
         (Some(reached), None) => document.note(
             Tone::Good,
             format!("Every step up to {} was reached: the knee is above.", rate(reached.offered_per_s)),
@@ -361,6 +378,20 @@ fn errors(results: &LoadResults) -> String {
     let mut errors = Vec::from_iter(&results.errors);
     errors.sort_by_key(|(name, number)| (std::cmp::Reverse(**number), *name));
     words::errors(errors)
+}
+
+/// Says that no operation failed, and what did outside of the operations.
+fn without_errors(document: &mut Document, results: &LoadResults) {
+    let held = results.hold.map_or(0, |hold| hold.lost);
+    let before = results.warm_up.map_or(0, |warm_up| warm_up.errors);
+    let others = present([
+        (held > 0).then(|| format!("the server closed {}", plural(held, "held connection"))),
+        (before > 0).then(|| format!("the warm-up had {}", plural(before, "error"))),
+    ]);
+    match others.is_empty() {
+        true => document.note(Tone::Good, "no errors"),
+        false => document.note(Tone::Bad, format!("no operation failed, but {}", others.join(" and "))),
+    }
 }
 
 /// Adds the responses by status code. A run in which all were 200 has them in the figures.
@@ -660,7 +691,9 @@ fn show_hosts(document: &mut Document, results: &LoadResults) {
     }
     let median = median_p99(&results.hosts);
     let mut hosts: Vec<&LoadHost> = results.hosts.iter().collect();
-    hosts.sort_by_key(|host| (host.lost_at_ns.is_none(), std::cmp::Reverse(p99(host)), &host.name));
+    hosts.sort_by_key(|host| {
+        (host.lost_at_ns.is_none(), !is_failed(host), std::cmp::Reverse(p99(host)), &host.name)
+    });
     document.heading("Hosts");
     document.facts(host_facts(results));
     let most = highest(&hosts, |second| second.operations as f64);
@@ -707,15 +740,20 @@ fn host_facts(results: &LoadResults) -> Vec<String> {
     let number = |of: &dyn Fn(&&LoadHost) -> bool| hosts.iter().filter(of).count() as u64;
     let stragglers = number(&|host| is_straggler(host, median));
     let lost = number(&|host| host.lost_at_ns.is_some());
+    let failed = number(&|host| is_failed(host));
     let skew = |host: &LoadHost| Some(host.start_error_ns? + host.clock_bound_ns);
     let mut facts = vec![plural(hosts.len() as u64, "host")];
     if lost > 0 {
         facts.push(format!("{lost} lost"));
     }
-    facts.push(match stragglers {
-        0 => "no stragglers".to_owned(),
-        some => plural(some, "straggler"),
-    });
+    if failed > 0 {
+        facts.push(format!("{failed} failed"));
+    }
+    match stragglers {
+        0 if failed > 0 => {}
+        0 => facts.push("no stragglers".to_owned()),
+        some => facts.push(plural(some, "straggler")),
+    }
     if let Some(skew) = hosts.iter().filter_map(skew).max() {
         facts.push(format!("started within {} of the common start", duration(skew)));
     }
@@ -725,6 +763,7 @@ fn host_facts(results: &LoadResults) -> Vec<String> {
 fn state(host: &LoadHost, median: u64) -> Cell {
     match host.lost_at_ns {
         Some(at) => Cell::toned(format!("lost after {}", duration(at)), Tone::Bad),
+        None if is_failed(host) => Cell::toned("failed", Tone::Bad),
         None if is_straggler(host, median) => Cell::toned("straggler", Tone::Bad),
         // A worker without a record of its own failed or was not done at the end.
         None if host.client_cpu_ns_per_operation.is_none() => Cell::toned("did not finish", Tone::Bad),
@@ -735,16 +774,21 @@ fn state(host: &LoadHost, median: u64) -> Cell {
 fn is_straggler(host: &LoadHost, median: u64) -> bool {
     let is_slow = p99(host) as f64 >= SLOW_HOST * median as f64 && median > 0;
     let delivers = host.offered_per_s.is_none_or(|offered| host.rate_per_s >= DELIVERED * offered);
-    host.lost_at_ns.is_none() && (is_slow || !delivers)
+    host.lost_at_ns.is_none() && !is_failed(host) && (is_slow || !delivers)
+}
+
+/// Returns whether every operation of a host failed.
+fn is_failed(host: &LoadHost) -> bool {
+    host.lost_at_ns.is_none() && host.operations == 0 && failed(host) > 0
 }
 
 fn p99(host: &LoadHost) -> u64 {
     host.total_ns.map_or(0, |total| total.p99)
 }
 
-/// Returns the median of the 99th percentiles of hosts that were not lost, the lower one of two; 0 without any.
+/// Returns the median of the 99th percentiles of hosts that were not lost and did not fail, the lower one of two; 0 without any.
 fn median_p99(hosts: &[LoadHost]) -> u64 {
-    let whole = hosts.iter().filter(|host| host.lost_at_ns.is_none());
+    let whole = hosts.iter().filter(|host| host.lost_at_ns.is_none() && !is_failed(host));
     let mut all: Vec<u64> = whole.filter_map(|host| Some(host.total_ns?.p99)).collect();
     all.sort_unstable();
     all.get(all.len().saturating_sub(1) / 2).copied().unwrap_or(0)
@@ -844,5 +888,10 @@ mod tests {
         assert_eq!(median_p99(&[]), 0);
         let lost = LoadHost { lost_at_ns: Some(1_000_000_000), ..host(9, 1.0, 1.0) };
         assert_eq!(median_p99(&[lost, host(100, 1.0, 1.0)]), 100);
+        let refused = LoadHost { errors: BTreeMap::from([("timeout".into(), 4)]), ..host(0, 10.0, 0.0) };
+        assert_eq!(
+            (state(&refused, median).text.as_str(), is_straggler(&refused, median)),
+            ("failed", false)
+        );
     }
 }

@@ -3,7 +3,9 @@ use fourtuple_record::{PlanMoment, PlanOther, PlanRecord, PlanResults, PlanSetti
 use crate::document::{Block, Document, Tone};
 use crate::table;
 use crate::table::Table;
-use crate::words::{CommandLine, count, duration, maybe_count, plural, quantity, range, share, typed};
+use crate::words::{
+    CommandLine, NOTHING, count, duration, maybe_count, plural, quantity, range, share, typed,
+};
 
 pub(super) fn document(record: &PlanRecord) -> Document {
     let (settings, results) = (&record.settings, &record.results);
@@ -15,7 +17,7 @@ pub(super) fn document(record: &PlanRecord) -> Document {
     document.computed = true;
     document.page_heading("Key figures");
     document.facts(facts(settings));
-    document.push(Block::Figures(figures(results)));
+    document.push(Block::Figures(figures(settings, results)));
     over_time(&mut document, results);
     strategies(&mut document, settings, results);
     if results.by_fill.is_empty() {
@@ -90,6 +92,11 @@ fn strategies(document: &mut Document, settings: &PlanSettings, results: &PlanRe
     let rows: Vec<&PlanOther> = std::iter::once(&this).chain(&results.others).collect();
     let never =
         |number: Option<u64>, text: fn(u64) -> String| number.map_or_else(|| "never".to_owned(), text);
+    // Without a rate there is no time after which.
+    let after = |number: Option<u64>| match (number, settings.arrival_per_s) {
+        (None, None) => NOTHING.to_owned(),
+        _ => never(number, duration),
+    };
     let table = Table::of(&rows)
         .text("strategy", 0, |row| match row.strategy.as_str() {
             "kernel-default" => "kernel-default (an ordinary program)".to_owned(),
@@ -98,7 +105,7 @@ fn strategies(document: &mut Document, settings: &PlanSettings, results: &PlanRe
         .number("slow at|Connections from which on connect() is slow", 3, |row| {
             never(row.cliff_connections, count)
         })
-        .number("after", 4, |row| never(row.cliff_after_ns, duration))
+        .number("after", 4, |row| after(row.cliff_after_ns))
         .number("sources|Source addresses needed", 2, |row| count(row.sources_needed))
         .number("connect() at the end|Mean while the last sixteenth of the ports fills", 1, |row| {
             row.last_mean_ns.map_or_else(|| "unknown".to_owned(), duration)
@@ -139,9 +146,9 @@ fn command_line(settings: &PlanSettings) -> String {
         .finish()
 }
 
-fn figures(results: &PlanResults) -> Vec<(&'static str, String)> {
-    let after =
-        |ns: Option<u64>| ns.map_or_else(|| "never".to_owned(), |ns| format!("after {}", duration(ns)));
+fn figures(settings: &PlanSettings, results: &PlanResults) -> Vec<(&'static str, String)> {
+    let never = if settings.arrival_per_s.is_some() { "never" } else { "no rate given" };
+    let after = |ns: Option<u64>| ns.map_or_else(|| never.to_owned(), |ns| format!("after {}", duration(ns)));
     vec![
         ("connections that fit at once", count(results.capacity)),
         ("connect() turns slow at", results.cliff_connections.map_or_else(|| "never".to_owned(), count)),

@@ -6,9 +6,9 @@ use std::net::SocketAddr;
 use fourtuple_record::errno;
 use fourtuple_record::snapshot::{FailedCall, Failures, Part};
 use fourtuple_record::{
-    Distribution, LockPath, TraceAcceptRecord, TraceAcceptResults, TraceAcceptSettings, TraceConnectRecord,
-    TraceConnectResults, TraceConnectSettings, TraceListener, TraceLocksRecord, TraceLocksResults,
-    TraceLocksSettings, TraceSymptom, TraceTuple, TraceUnixListener, TraceWorker,
+    Distribution, LockPath, Remark, TraceAcceptRecord, TraceAcceptResults, TraceAcceptSettings,
+    TraceConnectRecord, TraceConnectResults, TraceConnectSettings, TraceListener, TraceLocksRecord,
+    TraceLocksResults, TraceLocksSettings, TraceSymptom, TraceTuple, TraceUnixListener, TraceWorker,
 };
 
 use crate::document::{Block, Document, Medium, Tone};
@@ -112,8 +112,16 @@ fn failed_calls(document: &mut Document, calls: &Part<Failures>) {
     document.items(Tone::Plain, unnamed(&causes));
 }
 
-fn has_failed_connect(calls: &Part<Failures>) -> bool {
-    calls.seen().is_ok_and(|failures| failures.calls.iter().any(|call| call.call == "connect"))
+/// Returns whether a connect is among the failed calls, or may be among those that are not listed.
+fn may_have_failed_connect(calls: &Part<Failures>) -> bool {
+    !calls.seen().is_ok_and(|failures| {
+        failures.left_out == 0 && failures.calls.iter().all(|call| call.call != "connect")
+    })
+}
+
+/// Returns whether calls or events were not seen or lost.
+fn has_gaps(validity: &[Remark]) -> bool {
+    validity.iter().any(|remark| matches!(remark.id.as_str(), "calls-unseen" | "events-lost"))
 }
 
 /// Shows the rest of the account: what grew, was dropped or waited in the network namespace.
@@ -226,8 +234,7 @@ pub(super) fn trace_accept(record: &TraceAcceptRecord) -> Document {
     let is_by_acceptor = settings.process.is_some() || settings.name.is_some() || settings.cgroup.is_some();
     let is_by_listener = settings.listen.is_some() || settings.port.is_some();
     match results.overflows {
-        0 if has_refused(results) || record.validity.iter().any(|remark| remark.id == "overflows-unseen") => {
-        }
+        0 if has_refused(record) || record.validity.iter().any(|remark| remark.id == "overflows-unseen") => {}
         0 if is_by_listener => document.note(Tone::Good, "no queue of these listeners overflowed"),
         // The other listeners are not known to belong to the chosen threads.
         0 if is_by_acceptor => document.note(Tone::Good, "no queue of a listener with accepts overflowed"),
@@ -287,8 +294,19 @@ fn figures(results: &TraceAcceptResults) -> Vec<(&'static str, String)> {
     ])
 }
 
-fn has_refused(results: &TraceAcceptResults) -> bool {
-    results.unix_listeners.seen().is_ok_and(|rows| rows.iter().any(|row| row.refused > Some(0)))
+/// Returns whether the queue of a unix listener was full, or may have been: `overflows` counts those of TCP only.
+fn has_refused(record: &TraceAcceptRecord) -> bool {
+    let (settings, results) = (&record.settings, &record.results);
+    // Not every listener that refused a call has a row.
+    let is_refused =
+        |call: &FailedCall| call.call == "connect" && call.errno == errno::EAGAIN && call.protocol == "unix";
+    let is_full = |row: &TraceUnixListener| row.full > 0 || row.refused > Some(0);
+    results.calls.seen().is_ok_and(|failures| failures.calls.iter().any(is_refused))
+        || match results.unix_listeners.seen() {
+            Ok(rows) => rows.iter().any(is_full),
+            // A filter by address or port selects no unix listener.
+            Err(_) => settings.listen.is_none() && settings.port.is_none(),
+        }
 }
 
 /// Shows the queues of unix listeners, of which only readings are known.
@@ -466,8 +484,9 @@ pub(super) fn trace_connect(record: &TraceConnectRecord) -> Document {
     document.push(Block::Figures(trace_connect_figures(results)));
     document.items(Tone::Plain, unnamed(&results.notes));
     match reasons(&results.failed) {
-        // Those of other sockets are in the table of failed calls.
-        none if none.is_empty() && has_failed_connect(&results.calls) => {}
+        // Those of other sockets are in the table of failed calls; a trace with gaps denies none.
+        none if none.is_empty()
+            && (may_have_failed_connect(&results.calls) || has_gaps(&record.validity)) => {}
         none if none.is_empty() => document.note(Tone::Good, "no connect failed"),
         some => document.note(Tone::Bad, format!("failed: {some}")),
     }
@@ -502,10 +521,16 @@ pub(super) fn trace_connect(record: &TraceConnectRecord) -> Document {
 /// Time of a search, in nanoseconds, from which on it is long: rule P09 of `doctor` has the same default.
 const LONG_SEARCH_NS: u64 = 500_000;
 
+/// Minimum number of searches of a process and destination for its 99th percentile to count.
+const MIN_SEARCHES: u64 = 10;
+
 /// Returns the result in plain words, with the next command.
 fn trace_connect_words(settings: &TraceConnectSettings, results: &TraceConnectResults) -> String {
     let worst = results.tuples.iter().max_by_key(|tuple| tuple.no_port).filter(|tuple| tuple.no_port > 0);
     let p99_ns = results.search_ns.all.map(|times| times.p99);
+    // One busy destination with short searches hides the long ones of another.
+    let frequent = results.tuples.iter().filter(|tuple| tuple.searches >= MIN_SEARCHES);
+    let slowest = frequent.max_by_key(|tuple| tuple.p99_ns).filter(|tuple| tuple.p99_ns >= LONG_SEARCH_NS);
     match (worst, p99_ns) {
         (Some(tuple), _) => format!(
             "connect() of {} to {} found no free port {}: `fourtuple doctor --to {}` says what has the ports, and what helps",
@@ -519,6 +544,14 @@ fn trace_connect_words(settings: &TraceConnectSettings, results: &TraceConnectRe
              `fourtuple run` make it short",
             duration(p99_ns)
         ),
+        (None, Some(_)) if let Some(tuple) = slowest => format!(
+            "the search for a port of {} to {} is long (99th percentile {}): `fourtuple doctor --to {}` says why; \
+             `fourtuple fix ports` and `fourtuple run` make it short",
+            process(tuple.process, tuple.processes, &tuple.name),
+            tuple.destination,
+            duration(tuple.p99_ns),
+            tuple.destination
+        ),
         (None, Some(_)) => "the search for a port is short: it is not why connections are slow".to_owned(),
         (None, None) if !results.failed.is_empty() => {
             let all: u64 = results.failed.values().sum();
@@ -526,6 +559,10 @@ fn trace_connect_words(settings: &TraceConnectSettings, results: &TraceConnectRe
             let most = most.map_or("", |(errno, _)| errno);
             format!("connect() failed {}, most with {most}, before it searched for a port", often(all))
         }
+        (None, None) if results.untimed > 0 => format!(
+            "no search for a port was timed: {} over IPv6 began before the trace could time them; a longer one may see more",
+            plural(results.untimed, "connection")
+        ),
         (None, None) if settings.for_ns.is_some() => {
             "nothing searched for a port during the trace: a longer one (`--for 1m`) may see more".to_owned()
         }
@@ -669,10 +706,13 @@ pub(super) fn trace_locks(record: &TraceLocksRecord) -> Document {
     document.push(Block::Figures(trace_locks_figures(results)));
     document.items(Tone::Plain, unnamed(&results.notes));
     document.heading("By class");
-    if results.classes.is_empty() {
-        document.note(Tone::Good, "no lock waits");
-    } else {
+    let is_blind = may_miss_waits(results);
+    if !results.classes.is_empty() {
         document.table(trace_locks_classes(results));
+    } else if is_blind {
+        document.note(Tone::Plain, "no lock wait was seen");
+    } else {
+        document.note(Tone::Good, "no lock waits");
     }
     let remedies = results.classes.iter().map(|class| (class.class.clone(), class.remedy.clone()));
     document.list("Remedies", Tone::Plain, remedies);
@@ -680,25 +720,42 @@ pub(super) fn trace_locks(record: &TraceLocksRecord) -> Document {
     document.table_below("Buckets of local ports", trace_locks_ports(results));
     symptoms(&mut document, &results.symptoms);
     document.list("What this host cannot show", Tone::Dim, unnamed(&results.blind_spots));
-    document.advice.push(match results.classes.iter().max_by_key(|class| class.wait_ns) {
-        None => "nothing waited for a lock of TCP: locks are not why connections are slow".to_owned(),
-        Some(class) if results.cpu_share < BUSY_SHARE => format!(
-            "the waits take {} of the CPU time, most of them for the lock class {}: nothing to change",
-            percent(results.cpu_share),
-            class.class
-        ),
-        Some(class) => format!(
-            "the waits take {} of the CPU time, most of them for the lock class {}: {} (`fourtuple lab locks` measures the change)",
-            percent(results.cpu_share),
-            class.class,
-            class.remedy
-        ),
+    let Some(class) = results.classes.iter().max_by_key(|class| class.wait_ns) else {
+        if !is_blind {
+            let words = "nothing waited for a lock of TCP: locks are not why connections are slow";
+            document.advice.push(words.to_owned());
+        }
+        return document;
+    };
+    // Waits that sleep take no CPU time, and make connections as slow.
+    let all_ns = results.elapsed_ns.max(1) as f64 * f64::from(record.host.cpus.max(1));
+    let part = class.wait_ns as f64 / all_ns;
+    let words = format!(
+        "the waits for the lock class {} take the most time, {} of that of all processors",
+        class.class,
+        percent(part)
+    );
+    document.advice.push(if part < BUSY_SHARE {
+        format!("{words}: nothing to change")
+    } else {
+        format!("{words}: {} (`fourtuple lab locks` measures the change)", class.remedy)
     });
     document
 }
 
-/// Share of the CPU time from which on waits are worth a change: rule L01 of `doctor` has the same default.
+/// Share of the time of all processors from which on waits are worth a change: rule L01 of `doctor` has the same default.
 const BUSY_SHARE: f64 = 0.05;
+
+/// Parts of the blind spots with which waits of a class may have been missed altogether.
+const HIDDEN_WAITS: [&str; 3] = ["PREEMPT_RT", "kernel.kptr_restrict", "address of __lock_sock"];
+
+/// Returns whether waits for locks of TCP may have been missed.
+fn may_miss_waits(results: &TraceLocksResults) -> bool {
+    // Without any wait for a spinlock it is open whether this host shows them: some virtual machines show none.
+    results.lost > 0
+        || results.elsewhere_waits == 0
+        || results.blind_spots.iter().any(|spot| HIDDEN_WAITS.iter().any(|part| spot.contains(part)))
+}
 
 fn trace_locks_filters(settings: &TraceLocksSettings) -> Filters<'_> {
     Filters::new(settings.process, &settings.name, &settings.netns, &settings.cgroup, settings.for_ns)

@@ -115,6 +115,7 @@ struct Census {
     in_use: connections::Before,
     processes: Part<Vec<Process>>,
     unix: listeners::UnixConnections,
+    selectors: Vec<running_fix::Selector>,
     ticks: processes::Before,
     /// Time since the pass before, during which the processes have used their processor time; zero for the first pass.
     since: Duration,
@@ -192,8 +193,14 @@ impl Reader {
             is_first,
             &mut counted.unix_listeners,
         );
-        let (tcp, unix) = (listeners.as_deref_mut(), unix_listeners.as_deref_mut());
-        running_fix::add_to_listeners(tcp.unwrap_or_default(), unix.unwrap_or_default(), root);
+        let tcp = listeners.as_deref_mut().unwrap_or_default();
+        let unix = unix_listeners.as_deref_mut().unwrap_or_default();
+        if census.began == now {
+            let start = resource::thread_cpu_time();
+            census.selectors = running_fix::selectors(tcp, unix, root);
+            census.used += resource::thread_cpu_time().saturating_sub(start);
+        }
+        running_fix::add_to_listeners(tcp, unix, &census.selectors, root);
         let udp = counters::read_udp(&census.sockets, &before.udp, is_first, &mut counted.udp);
         let mut named =
             named(listeners.as_deref().ok(), connections.as_ref().ok().copied(), udp.as_ref().ok());
@@ -380,6 +387,7 @@ impl Census {
             handshakes,
             in_use,
             unix,
+            selectors: Vec::new(),
             processes: Part::Hidden("not read".to_owned()),
             ticks,
             since,

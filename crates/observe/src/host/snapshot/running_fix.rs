@@ -58,7 +58,7 @@ pub(super) fn add(tuples: &mut [Tuple], ports: u32, root: &Path) {
 
 /// A running `fix accept`, which a guard starts, too.
 #[derive(Debug, PartialEq)]
-struct Selector {
+pub(super) struct Selector {
     pid: u32,
     /// The value of `--listen`.
     listen: Option<String>,
@@ -66,20 +66,26 @@ struct Selector {
     target: Option<u32>,
 }
 
-/// Adds to listeners that several workers serve the `fix accept` that chooses among these.
-pub(super) fn add_to_listeners(listeners: &mut [Listener], unix: &mut [UnixListener], root: &Path) {
+/// Returns the `fix accept` that run here, if several workers serve a listener.
+pub(super) fn selectors(listeners: &[Listener], unix: &[UnixListener], root: &Path) -> Vec<Selector> {
     let mut places = BTreeMap::<(SocketAddr, u32), u32>::new();
-    for listener in &*listeners {
+    for listener in listeners {
         *places.entry((listener.address, listener.interface)).or_default() += 1;
     }
     let are_several = |owners: &[Owner]| owners.len() > 1;
     let has_workers = places.values().any(|members| *members > 1)
         || listeners.iter().any(|listener| are_several(&listener.owners))
         || unix.iter().any(|listener| are_several(&listener.owners));
-    if !has_workers {
-        return;
-    }
-    let selectors = selectors(root);
+    if has_workers { running_selectors(root) } else { Vec::new() }
+}
+
+/// Adds to the listeners the `fix accept` that chooses among their workers.
+pub(super) fn add_to_listeners(
+    listeners: &mut [Listener],
+    unix: &mut [UnixListener],
+    selectors: &[Selector],
+    root: &Path,
+) {
     let find = |place: &str, owners: &[Owner]| {
         let mut of_listener = selectors.iter().filter(|selector| match selector.target {
             Some(target) => owners.iter().any(|owner| descends(root, owner.pid, target)),
@@ -95,7 +101,7 @@ pub(super) fn add_to_listeners(listeners: &mut [Listener], unix: &mut [UnixListe
     }
 }
 
-fn selectors(root: &Path) -> Vec<Selector> {
+fn running_selectors(root: &Path) -> Vec<Selector> {
     let read = |pid: u32| {
         let name = fs::read(root.join(format!("proc/{pid}/comm"))).ok()?;
         // A guard starts it as /proc/self/exe.
@@ -355,7 +361,8 @@ mod tests {
         let found = || {
             let mut tcp = [listener(80, &[21, 22]), listener(81, &[31]), listener(82, &[40])];
             let mut unix = [of_unix.clone()];
-            add_to_listeners(&mut tcp, &mut unix, &root);
+            let selectors = selectors(&tcp, &unix, &root);
+            add_to_listeners(&mut tcp, &mut unix, &selectors, &root);
             (tcp.map(|listener| listener.fix), unix.map(|listener| listener.fix))
         };
         process("thread-self", "net:[1]", 0, "doctor");

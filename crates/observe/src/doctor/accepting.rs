@@ -785,8 +785,9 @@ mod tests {
         let all = [vec![], vec![70, 71]];
         assert_eq!(judged(["php-fpm8.2"; 2]), [vec![70], vec![71]]);
         // The kernel cuts the names that gunicorn sets to 15 characters.
-        assert_eq!(judged(["gunicorn: maste", "gunicorn: worke"]), [vec![70], vec![71]]);
-        assert_eq!(judged(["gunicorn: maste", "nginx"]), all, "another program that it has started");
+        let [arbiter, worker] = ["gunicorn: master", "gunicorn: worker"].map(|name| &name[..15]);
+        assert_eq!(judged([arbiter, worker]), [vec![70], vec![71]]);
+        assert_eq!(judged([arbiter, "nginx"]), all, "another program that it has started");
         assert_eq!(judged(["systemd"; 2]), all, "two of a user do not accept for each other");
         assert_eq!(judged(["server"; 2]), all);
     }

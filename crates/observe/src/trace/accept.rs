@@ -271,7 +271,7 @@ impl Session for AcceptSession {
         validity.extend(unseen);
         if self.by_acceptor {
             let all = self.wait.listeners().map_err(TraceError::Accept)?;
-            validity.extend(not_listed(&all, &counted.listeners));
+            notes.extend(not_listed(&all, &counted.listeners));
         }
         if let Some(drops) = drops {
             leave_out_ignored(&mut results.listeners, drops);
@@ -415,8 +415,9 @@ fn leave_out_ignored(listeners: &mut [TraceListener], drops: Drops) {
     }
 }
 
-/// Remarks that queues of listeners overflowed from which the chosen threads accepted nothing: a server that hangs is such a one.
-fn not_listed(all: &[(u64, Listener)], listed: &[(u64, Listener)]) -> Option<Remark> {
+/// Says that queues of listeners overflowed from which the chosen threads accepted nothing: a server that hangs is such a one, and servers that
+/// were not asked for.
+fn not_listed(all: &[(u64, Listener)], listed: &[(u64, Listener)]) -> Option<String> {
     let here = own_namespace();
     let sum = |listeners: &[(u64, Listener)]| -> u64 {
         let own = listeners.iter().filter(|(_, listener)| Some(listener.network) == here);
@@ -424,11 +425,10 @@ fn not_listed(all: &[(u64, Listener)], listed: &[(u64, Listener)]) -> Option<Rem
     };
     let others = sum(all).saturating_sub(sum(listed));
     (others > 0).then(|| {
-        let message = format!(
+        format!(
             "{} met full queues of listeners from which the chosen threads accepted nothing; without --pid, --comm and --cgroup the trace lists them",
             counted(others, "packet")
-        );
-        Remark::new("overflows-unseen", message)
+        )
     })
 }
 

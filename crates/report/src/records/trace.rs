@@ -237,7 +237,7 @@ pub(super) fn trace_accept(record: &TraceAcceptRecord) -> Document {
         0 if has_refused(record) || record.validity.iter().any(|remark| remark.id == "overflows-unseen") => {}
         0 if is_by_listener => document.note(Tone::Good, "no queue of these listeners overflowed"),
         // The other listeners are not known to belong to the chosen threads.
-        0 if is_by_acceptor => document.note(Tone::Good, "no queue of a listener with accepts overflowed"),
+        0 if is_by_acceptor => document.note(Tone::Plain, "no queue of a listener with accepts overflowed"),
         0 => document.note(Tone::Good, "no queue overflowed"),
         some => document.note(Tone::Bad, format!("dropped at full queues: {}", count(some))),
     }

@@ -615,6 +615,9 @@ fn a_trace_without_waits_is_stated() {
     lacks(&lost, &["no lock waits", "locks are not why"]);
     record.results.lost = 0;
     has(&said(&record), &["no lock waits", "locks are not why connections are slow"]);
+    let mut hidden = record.clone();
+    hidden.validity.push(Remark::new("waits-hidden", "the kernel's addresses are hidden"));
+    lacks(&said(&hidden), &["no lock waits", "locks are not why"]);
     // Nothing shows that this host shows waits.
     record.results.elsewhere_waits = 0;
     lacks(&said(&record), &["no lock waits", "locks are not why"]);

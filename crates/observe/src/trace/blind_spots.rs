@@ -53,7 +53,7 @@ impl Coverage {
                 spots.push(words.to_owned());
             }
         };
-        spot(self.realtime, "PREEMPT_RT: spinlocks of this kernel sleep, and these sleeps are not counted");
+        spot(self.realtime, REALTIME);
         spot(
             self.spun && self.paravirtual,
             "this kernel has paravirtual spinlocks: every waiter is seen, and its time includes the time during which the \
@@ -73,11 +73,7 @@ impl Coverage {
             "the first waiter of a queued spinlock is never seen (it spins on the pending bit): with two processors or two \
              threads no waiter is seen",
         );
-        spot(
-            !self.symbols,
-            "the kernel's addresses are hidden (kernel.kptr_restrict): only locks in TCP's hash tables have a class, and \
-             waits have no path",
-        );
+        spot(!self.symbols, WITHOUT_SYMBOLS);
         spot(
             !self.sleeps,
             "sleeps until a socket has no owner (__lock_sock) are not counted: the address of __lock_sock is unknown",
@@ -98,21 +94,22 @@ impl Coverage {
         );
         spots
     }
-}
 
-fn is_realtime() -> bool {
-    fs::read_to_string("/sys/kernel/realtime").is_ok_and(|text| text.trim() == "1")
-}
-
-/// Returns why most waits have no class on this host, so that a trace without waits says nothing. `symbols`: the addresses of the kernel's
-/// functions are known.
-pub(crate) fn hides_most_waits(symbols: bool) -> Option<&'static str> {
-    if !symbols {
-        return Some(
-            "the kernel's addresses are hidden (kernel.kptr_restrict): only locks in TCP's hash tables have a class",
-        );
+    /// Returns the blind spot that has most waits, if there is one: a trace without a class then says nothing.
+    pub(crate) fn hides_most_waits(&self) -> Option<&'static str> {
+        match self {
+            Coverage { symbols: false, .. } => Some(WITHOUT_SYMBOLS),
+            Coverage { realtime: true, .. } => Some(REALTIME),
+            _ => None,
+        }
     }
-    is_realtime().then_some("PREEMPT_RT: waits for spinlocks of this kernel are sleeps, and not counted")
+}
+
+const REALTIME: &str = "PREEMPT_RT: spinlocks of this kernel sleep, and these sleeps are not counted";
+const WITHOUT_SYMBOLS: &str = "the kernel's addresses are hidden (kernel.kptr_restrict): only locks in TCP's hash tables have a class, and waits have no path";
+
+pub(crate) fn is_realtime() -> bool {
+    fs::read_to_string("/sys/kernel/realtime").is_ok_and(|text| text.trim() == "1")
 }
 
 /// Reads the flag from /proc/cpuinfo of x86. Other architectures have neither the flag nor spinlocks for guests.
@@ -238,8 +235,9 @@ mod tests {
                 && !says(coverage, "interrupts")
         );
         assert!(says(Coverage { filtered: true, realtime: true, ..coverage }, "PREEMPT_RT"));
-        assert!(hides_most_waits(false).is_some_and(|reason| reason.contains("kptr_restrict")));
-        assert_eq!(hides_most_waits(true).is_some(), Coverage::of_host().realtime);
+        assert_eq!(coverage.hides_most_waits(), None);
+        assert_eq!(Coverage { realtime: true, ..coverage }.hides_most_waits(), Some(REALTIME));
+        assert_eq!(Coverage::default().hides_most_waits(), Some(WITHOUT_SYMBOLS));
     }
 
     #[test]

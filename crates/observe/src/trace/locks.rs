@@ -8,11 +8,10 @@ use fourtuple_bpf::BpfError;
 use fourtuple_bpf::filter::TaskFilter;
 use fourtuple_bpf::lock_waits::{LockFilter, LockWaits, PATHS, Totals, WaitKey};
 use fourtuple_record::snapshot::{self, Part, TracedLocks};
-use fourtuple_record::{LockClass, TraceLocksResults};
+use fourtuple_record::{LockClass, Remark, TraceLocksResults};
 use fourtuple_syscalls::resource::thread_cpu_time;
 
-use crate::trace::blind_spots::{Coverage, hides_most_waits};
-use crate::trace::blind_spots::{Judgement, Losses, MISSED};
+use crate::trace::blind_spots::{Coverage, Judgement, Losses, MISSED, is_realtime};
 use crate::trace::error::TraceError;
 use crate::trace::instrument::{Instrument, Outcome, Session};
 use crate::trace::lock_sums::Sums;
@@ -156,12 +155,16 @@ impl Session for LocksSession {
             bucket_per_port: totals.tables.bhash_size > u32::from(u16::MAX),
             ..Coverage::of_host()
         };
-        let Judgement { validity, notes } = losses.judge(sums.waits() + sums.elsewhere.waits);
+        let hidden = coverage.hides_most_waits();
+        let Judgement { mut validity, notes } = losses.judge(sums.waits() + sums.elsewhere.waits);
         let results = TraceLocksResults {
             lost: losses.sum(),
             notes,
             ..results(&totals, &sums, coverage, self.by_task, elapsed)
         };
+        validity.extend(
+            hidden.filter(|_| results.classes.is_empty()).map(|reason| Remark::new("waits-hidden", reason)),
+        );
         Ok(Outcome { folded: sums.folded(), validity, results })
     }
 }
@@ -189,7 +192,8 @@ impl LocksSession {
 
     /// Returns why a trace without waits says nothing on this host.
     pub(crate) fn blind_spot(&self) -> Option<&'static str> {
-        hides_most_waits(!self.stacks.symbols().is_empty())
+        let symbols = !self.stacks.symbols().is_empty();
+        Coverage { symbols, realtime: is_realtime(), ..Coverage::default() }.hides_most_waits()
     }
 
     /// Returns the waits since the previous window, and the counts for the next one. Removes locks without a wait since the previous

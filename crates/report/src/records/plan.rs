@@ -92,7 +92,7 @@ fn strategies(document: &mut Document, settings: &PlanSettings, results: &PlanRe
     let rows: Vec<&PlanOther> = std::iter::once(&this).chain(&results.others).collect();
     let never =
         |number: Option<u64>, text: fn(u64) -> String| number.map_or_else(|| "never".to_owned(), text);
-    // Without a rate there is no time after which.
+    // Only a rate gives a time.
     let after = |number: Option<u64>| match (number, settings.arrival_per_s) {
         (None, None) => NOTHING.to_owned(),
         _ => never(number, duration),

@@ -706,7 +706,7 @@ pub(super) fn trace_locks(record: &TraceLocksRecord) -> Document {
     document.push(Block::Figures(trace_locks_figures(results)));
     document.items(Tone::Plain, unnamed(&results.notes));
     document.heading("By class");
-    let is_blind = may_miss_waits(results);
+    let is_blind = may_miss_waits(record);
     if !results.classes.is_empty() {
         document.table(trace_locks_classes(results));
     } else if is_blind {
@@ -746,15 +746,11 @@ pub(super) fn trace_locks(record: &TraceLocksRecord) -> Document {
 /// Share of the time of all processors from which on waits are worth a change: rule L01 of `doctor` has the same default.
 const BUSY_SHARE: f64 = 0.05;
 
-/// Parts of the blind spots with which waits of a class may have been missed altogether.
-const HIDDEN_WAITS: [&str; 3] = ["PREEMPT_RT", "kernel.kptr_restrict", "address of __lock_sock"];
-
 /// Returns whether waits for locks of TCP may have been missed.
-fn may_miss_waits(results: &TraceLocksResults) -> bool {
+fn may_miss_waits(record: &TraceLocksRecord) -> bool {
+    let is_hidden = record.validity.iter().any(|remark| remark.id == "waits-hidden");
     // Without any wait for a spinlock it is open whether this host shows them: some virtual machines show none.
-    results.lost > 0
-        || results.elsewhere_waits == 0
-        || results.blind_spots.iter().any(|spot| HIDDEN_WAITS.iter().any(|part| spot.contains(part)))
+    is_hidden || record.results.lost > 0 || record.results.elsewhere_waits == 0
 }
 
 fn trace_locks_filters(settings: &TraceLocksSettings) -> Filters<'_> {

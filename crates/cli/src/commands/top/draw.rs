@@ -148,7 +148,7 @@ fn head(view: &View, look: Look, width: u16, with_verdict: bool) -> Vec<Line<'st
     lines
 }
 
-/// Returns the style of the words that there is no finding.
+/// Returns the style of `no finding` and `none`: silence is good only if all rules were checked.
 fn nothing_found(view: &View, look: Look) -> Style {
     if view.is_checked() { look.tone(Color::Green) } else { Style::new() }
 }

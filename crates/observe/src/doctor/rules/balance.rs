@@ -89,8 +89,8 @@ fn running_fix(pid: Option<u32>) -> Option<String> {
 
 /// Adds the selector that chooses the listener of each new connection, or what it needs.
 fn with_selector(draft: Draft, listener: &Listener, effect: &'static str) -> Draft {
-    if listener.fix.is_some() {
-        return draft.because_if(running_fix(listener.fix));
+    if let Some(running) = running_fix(listener.fix) {
+        return draft.because(running);
     }
     if listener.mptcp {
         return draft.proper(Remedy::advice(

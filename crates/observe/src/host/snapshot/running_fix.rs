@@ -76,7 +76,8 @@ pub(super) fn selectors(listeners: &[Listener], unix: &[UnixListener], root: &Pa
     let has_workers = places.values().any(|members| *members > 1)
         || listeners.iter().any(|listener| are_several(&listener.owners))
         || unix.iter().any(|listener| are_several(&listener.owners));
-    if has_workers { running_selectors(root) } else { Vec::new() }
+    let selectors = || commands(root).filter_map(|(pid, line)| selector(root, pid, &line));
+    if has_workers { selectors().collect() } else { Vec::new() }
 }
 
 /// Adds to the listeners the `fix accept` that chooses among their workers.
@@ -101,20 +102,19 @@ pub(super) fn add_to_listeners(
     }
 }
 
-fn running_selectors(root: &Path) -> Vec<Selector> {
-    let read = |pid: u32| {
+/// Returns the processes of this program, with their command lines.
+fn commands(root: &Path) -> impl Iterator<Item = (u32, String)> {
+    procfs::processes(root).filter_map(move |pid| {
         let name = fs::read(root.join(format!("proc/{pid}/comm"))).ok()?;
-        // A guard starts it as /proc/self/exe.
-        if ![&b"fourtuple"[..], b"exe"].contains(&name.trim_ascii()) {
-            return None;
-        }
-        let line = fs::read_to_string(root.join(format!("proc/{pid}/cmdline"))).ok()?;
-        selector(root, pid, &line.split('\0').collect::<Vec<_>>())
-    };
-    procfs::processes(root).filter_map(read).collect()
+        // A guard starts its `fix accept` as /proc/self/exe.
+        let is_own = [&b"fourtuple"[..], b"exe"].contains(&name.trim_ascii());
+        let line = is_own.then(|| fs::read_to_string(root.join(format!("proc/{pid}/cmdline"))))?;
+        Some((pid, line.ok()?))
+    })
 }
 
-fn selector(root: &Path, pid: u32, words: &[&str]) -> Option<Selector> {
+fn selector(root: &Path, pid: u32, line: &str) -> Option<Selector> {
+    let words: Vec<&str> = line.split('\0').collect();
     let at = words.windows(2).position(|pair| pair == ["fix", "accept"])?;
     let flags = &words[at + 2..];
     let target = value(flags, "--pid").map(|target| target.parse::<u32>()).transpose().ok()?;
@@ -138,16 +138,11 @@ fn read(root: &Path) -> Vec<Fix> {
     // Two guards that ask each other would wait for each other.
     let is_guard = |line: String| guard_socket(&line.split('\0').collect::<Vec<_>>()).is_some();
     let asks = !fs::read_to_string(root.join("proc/self/cmdline")).is_ok_and(is_guard);
-    for pid in procfs::processes(root) {
-        let name = fs::read(root.join(format!("proc/{pid}/comm")));
-        if name.is_ok_and(|name| name.trim_ascii() == b"fourtuple")
-            && let Ok(line) = fs::read_to_string(root.join(format!("proc/{pid}/cmdline")))
-        {
-            let words: Vec<&str> = line.split('\0').collect();
-            fixes.extend(parse(root, pid, &words));
-            if let Some(socket) = guard_socket(&words).filter(|_| asks) {
-                fixes.extend(of_guard(root, pid, &socket, &mut asked));
-            }
+    for (pid, line) in commands(root) {
+        let words: Vec<&str> = line.split('\0').collect();
+        fixes.extend(parse(root, pid, &words));
+        if let Some(socket) = guard_socket(&words).filter(|_| asks) {
+            fixes.extend(of_guard(root, pid, &socket, &mut asked));
         }
     }
     fixes

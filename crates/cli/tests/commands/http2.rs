@@ -5,9 +5,10 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use crate::program::situation::{Daemon, envoy, has, nginx, wait_for};
-use crate::program::{Running, TempDir, fourtuple, list, loaded, number, run, text, until};
+use crate::program::{Running, TempDir, fourtuple, list, loaded, number, run, text, unanswered, until};
 use fourtuple_syscalls::child;
 use fourtuple_testing::in_namespace;
+use fourtuple_testing::process::until_expected;
 use serde_json::Value;
 
 const PORT: u16 = 4_000;
@@ -118,9 +119,13 @@ fn the_parts_of_a_run_add_up_to_the_log_of_nginx() {
         let load = |flags: &str| {
             let target =
                 format!("load https://127.0.0.1:{PORT}/ --insecure --http2 --connections 2 --streams 5");
-            let ended = run(&mut fourtuple(&format!("{target} {flags} --json")));
-            assert!([0, 3].contains(&ended.code), "{ended:?}");
-            let record = ended.json();
+            let once = || {
+                fs::write(&nginx.log, "").unwrap();
+                let ended = run(&mut fourtuple(&format!("{target} {flags} --json")));
+                assert!([0, 3].contains(&ended.code), "{ended:?}");
+                ended.json()
+            };
+            let record = until_expected(20, once, |record| unanswered(record) == 0);
             assert_eq!(record["results"]["errors"], serde_json::json!({}), "{record:#}");
             record["results"].clone()
         };

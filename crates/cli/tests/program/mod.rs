@@ -186,9 +186,17 @@ pub(crate) fn require_valid(record: &Value) {
     }
 }
 
+/// Returns the number of operations that a run by time gave up, 2 s after their start: a machine under load may stop for as long.
+pub(crate) fn unanswered(record: &Value) -> u64 {
+    record["results"]["errors"].get("unanswered").map_or(0, |count| count.as_u64().expect("it is a number"))
+}
+
 /// Returns the identifiers of the remarks, without remarks that other load on the machine can cause.
 pub(crate) fn remarks_but_of_haste(record: &Value) -> Vec<String> {
-    let of_haste = ["offered-rate-not-reached", "client-saturated", "server-stalled", "start-skew"];
+    let mut of_haste = vec!["offered-rate-not-reached", "client-saturated", "server-stalled", "start-skew"];
+    if unanswered(record) > 0 && record["results"]["errors"].as_object().is_some_and(|all| all.len() == 1) {
+        of_haste.push("errors");
+    }
     let ids = list(record, "/validity").iter().map(|remark| text(remark, "id").to_owned());
     ids.filter(|id| !of_haste.contains(&id.as_str())).collect()
 }

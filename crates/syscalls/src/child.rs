@@ -10,6 +10,13 @@ use std::process::Command;
 use crate::seccomp::{self, Facility};
 use crate::{Errno, check, resource};
 
+/// Makes `command` start by fork(): its start returns when the program has closed the descriptors of this process that it does not
+/// inherit. By posix_spawn() it returns earlier, in `exec_mmap`.
+pub fn start_by_fork(command: &mut Command) {
+    // SAFETY: the closure runs in the forked child before exec and does nothing.
+    unsafe { command.pre_exec(|| Ok(())) };
+}
+
 /// Makes `command` start with RLIMIT_NOFILE, soft and hard, at `limit`.
 pub fn limit_descriptors(command: &mut Command, limit: u64) {
     let enter = move || resource::set_descriptor_limits(limit, limit);

@@ -26,7 +26,7 @@ static STARTING: RwLock<()> = RwLock::new(());
 /// The errors of [`Command::spawn`].
 pub fn start(command: &mut Command) -> io::Result<Child> {
     let _starting = STARTING.write().unwrap_or_else(PoisonError::into_inner);
-    // Returns after the exec().
+    child::start_by_fork(command);
     command.spawn()
 }
 
@@ -120,6 +120,10 @@ impl Python {
         let mut output = BufReader::new(child.stdout.take().expect("a pipe"));
         let mut line = String::new();
         output.read_line(&mut line).expect("a line");
+        if kind == "detached" {
+            // Until the parent has ended, the process is a grandchild of this one.
+            child.wait().expect("the parent of python3");
+        }
         Python { child, input, output, pid: line.trim().parse().expect("a process ID") }
     }
 

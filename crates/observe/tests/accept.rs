@@ -54,6 +54,36 @@ fn std_listener(address: &str, backlog: i32) -> (TcpListener, SocketAddr) {
     (TcpListener::from(socket), address)
 }
 
+/// Waits until the kernel has counted a number of overflows more than `before`: on a busy machine it handles a SYN after connect().
+fn until_overflows(before: u64, number: u64) {
+    let end = Instant::now() + DEADLINE;
+    while listen_overflows() < before + number {
+        assert!(Instant::now() < end, "{} of {number} overflows", listen_overflows() - before);
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Closes the client's side of a connection first, and waits until the server's side has noticed it: a child of another test has a copy until
+/// its exec.
+fn close_first(client: TcpStream) {
+    let port = format!(":{:04X}", client.local_addr().unwrap().port());
+    drop(client);
+    let end = Instant::now() + DEADLINE;
+    let is_open = || {
+        let text = fs::read_to_string("/proc/thread-self/net/tcp").unwrap();
+        // The remote address, and the state ESTABLISHED.
+        let is_server = |line: &str| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            words[2].ends_with(&port) && words[3] == "01"
+        };
+        text.lines().any(is_server)
+    };
+    while is_open() {
+        assert!(Instant::now() < end, "the server's side is open");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// Opens connections in turn; each waits in the accept queue while the server sleeps.
 fn waits(test: &str, from: &'static str) {
     const NUMBER: u32 = 10;
@@ -73,9 +103,10 @@ fn waits(test: &str, from: &'static str) {
             let connected = Instant::now();
             thread::sleep(DELAY);
             least += connected.elapsed();
-            let _server = listener.accept().unwrap();
+            let server = listener.accept().unwrap();
             most += before.elapsed();
-            drop(client);
+            // A child of another test has copies until its exec, and the connection would stay open.
+            undisturbed(|| drop((client, server)));
         }
         (least, most)
     };
@@ -116,6 +147,7 @@ fn a_queue_that_was_full_before_the_trace_overflows() {
                     client
                 })
                 .collect();
+            until_overflows(before, 3);
             drop(clients);
             listen_overflows() - before
         };
@@ -149,6 +181,7 @@ fn a_full_queue_of_mptcp_before_the_trace_overflows() {
         let attempts = || {
             let before = listen_overflows();
             TcpStream::connect_timeout(&address, Duration::from_millis(50)).unwrap_err();
+            until_overflows(before, 1);
             listen_overflows() - before
         };
         for network in [None, Some(own_network())] {
@@ -203,7 +236,8 @@ fn connections_that_are_closed_unread_are_counted() {
         let unread = || {
             for data in [&b""[..], b"PING"] {
                 let (_client, server) = accepted(data);
-                drop(server);
+                // With a copy in a child of another test it is not closed.
+                undisturbed(|| drop(server));
             }
         };
         // The kernel skips a program that an interrupt calls while it runs.
@@ -215,10 +249,10 @@ fn connections_that_are_closed_unread_are_counted() {
             for data in [&b""[..], b"PING"] {
                 let (client, server) = accepted(data);
                 option::set_reset_on_close(client.as_fd()).unwrap();
-                drop(client);
+                close_first(client);
                 drop(server);
                 let (client, server) = accepted(data);
-                drop(client);
+                close_first(client);
                 drop(server);
             }
             let (_client, server) = accepted(b"");
@@ -246,6 +280,8 @@ fn overflows_of_a_listener_in_flight_are_a_remark() {
             let before = listen_overflows();
             let client = socket::open(Transport::Tcp, address, true).unwrap();
             socket::connect(client.as_fd(), address).unwrap();
+            until_overflows(before, 1);
+            drop(client);
             listen_overflows() - before
         };
         let Some((overflows, outcome)) = until_none_missed(|| traced(test, &trace, attempts)) else { return };
@@ -624,6 +660,7 @@ fn a_full_queue_is_counted() {
                 for _ in 0..3 {
                     TcpStream::connect_timeout(&address, Duration::from_millis(50)).unwrap_err();
                 }
+                until_overflows(before, 3);
                 let overflows = listen_overflows() - before;
                 let accepted = [(); 2].map(|()| listener.accept().unwrap());
                 // A child of another test has a copy of the listener until its exec.
@@ -672,6 +709,12 @@ fn time_wait_is_counted_for_the_active_closer() {
                 }
                 server.join().unwrap();
             });
+            // A child of another test has copies until its exec, and may close the last one.
+            let end = Instant::now() + DEADLINE;
+            while has_connections() {
+                assert!(Instant::now() < end, "a connection is open");
+                thread::sleep(Duration::from_millis(1));
+            }
         };
         let trace = || traced(test, &at(address), run);
         let Some(((), outcome)) = until_none_missed(trace) else { return };

@@ -240,8 +240,8 @@ fn a_search_does_not_include_the_wait_for_a_processor() {
 #[test]
 fn a_closed_port_is_distinguished_from_a_full_range() {
     named(|test| {
-        let (listener, destination) = listener("127.0.6.1", 64);
-        drop(listener);
+        // A child of another test would have a copy of the listener until its exec.
+        let destination = undisturbed(|| listener("127.0.6.1", 64).1);
         let program = || {
             let stream = socket::open(Transport::Tcp, destination, false).unwrap();
             socket::connect(stream.as_fd(), destination).unwrap_err();

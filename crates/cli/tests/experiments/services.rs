@@ -17,6 +17,7 @@ use crate::program::situation::{
 use crate::program::{TempDir, binary, children, list, queues, run, stat, text, until};
 use crate::row;
 use fourtuple_testing::process::Python;
+use fourtuple_testing::set_sysctl;
 use serde_json::Value;
 
 /// Starts four workers that wait with EPOLLEXCLUSIVE, in the order of their process IDs. Each has a listener of its own if `own` is true.
@@ -51,9 +52,12 @@ fn trickle(server: &Python, number: usize) -> Vec<TcpStream> {
 #[test]
 fn a_ladder_of_workers_is_named_and_reuseport_helps() {
     experiment(&["python3"], |temp| {
+        // What a worker has not accepted yet has no owner.
+        let accepted = || queues(PROXY).iter().all(|queue| *queue == 0);
         let mut server = Python::start();
         start_workers(&mut server, false);
         let clients = trickle(&server, 80);
+        until("the workers have accepted all", accepted);
         let record = diagnose(temp);
         let finding =
             first(&record, "B02", &["the 4 workers of python3 share the listener at port 4020", "80 in all"]);
@@ -79,6 +83,7 @@ fn a_ladder_of_workers_is_named_and_reuseport_helps() {
         let mut server = Python::start();
         start_workers(&mut server, true);
         let _clients = trickle(&server, 80);
+        until("the workers have accepted all", accepted);
         let record = diagnose(temp);
         let after = jain(&record);
         row(
@@ -153,6 +158,8 @@ fn a_leak_of_close_wait_is_named_and_a_restart_helps() {
             server.run("s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); s.bind(('127.0.0.1', 4020)); s.listen(500)");
             server
         };
+        // A client whose last ACK comes while its socket is in use sends RST after 60 s (tcp_rcv_state_process), with a longer time none.
+        set_sysctl("net.ipv4.tcp_fin_timeout", "300");
         let mut server = start();
         drop(trickle(&server, 100));
         server.run("for _ in range(100): held.append(s.accept())");

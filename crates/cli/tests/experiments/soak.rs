@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 use fourtuple_testing::process::Python;
 use fourtuple_testing::skip;
 
-use crate::program::situation::{Daemon, experiment, has, nginx_config, php_fpm, verdicts, wait_for};
+use crate::program::situation::{
+    Daemon, experiment, has, is_of_host, nginx_config, php_fpm, verdicts, wait_for,
+};
 use crate::program::{TempDir, fourtuple, run, stat, until};
 
 /// Requests on kept connections and on fresh ones, 20 in a second to each server, and children that end soon.
@@ -262,6 +264,12 @@ fn healthy_programs_have_no_finding() {
         let thresholds = temp.file("thresholds.toml", beside(""));
         // After a graceful restart Apache starts children when a second has passed without the end of an old one: connections do wait.
         let restarting = temp.file("restarting.toml", beside("A07 = 2000\n"));
+        // As long as A07 allows beside others, a worker that waits for a processor may leave data unread.
+        let is_short = |verdict: &str| {
+            let age = verdict.rsplit_once(" that it has not read for up to ");
+            let age = age.and_then(|(_, age)| age.strip_suffix(" s")?.parse::<f64>().ok());
+            age.is_some_and(|age| age < 10.0)
+        };
         let (begun, mut found, mut turns, mut reloaded) = (Instant::now(), Vec::new(), 0, None);
         while begun.elapsed() < Duration::from_secs(seconds) {
             let limits = if reloaded.is_some() && reloaded == apache { &restarting } else { &thresholds };
@@ -271,7 +279,7 @@ fn healthy_programs_have_no_finding() {
                 verdicts(&ended.json())
                     .into_iter()
                     // These counters are of the whole host, and other tests flood it.
-                    .filter(|verdict| alone || !verdict.contains("softnet."))
+                    .filter(|verdict| alone || !is_of_host(verdict) && !is_short(verdict))
                     .map(|verdict| format!("after {:?}: {verdict}", begun.elapsed())),
             );
             turns += 1;

@@ -26,8 +26,8 @@ const REUSE: &str = "net/ipv4/tcp_tw_reuse";
 /// not a sysctl), in whole seconds before Linux 6.14; on a busy host this thread may stand still for seconds.
 const REUSE_TIMEOUT: Duration = Duration::from_secs(10);
 const INTERVAL: Duration = Duration::from_millis(50);
-/// Time for a handshake over loopback.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// Time for a handshake over loopback, which takes seconds where other work keeps the kernel busy. Without a free port connect() fails at once.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Tries a cure once in the life of this process. `None`: this process may not make a network namespace, or the fault did not appear there.
 pub(crate) fn try_cure(cure: Cure) -> Option<bool> {

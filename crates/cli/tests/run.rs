@@ -15,8 +15,8 @@ use std::time::Duration;
 
 use fourtuple::capabilities::{self, Capabilities, LocalPortRange};
 use fourtuple_bpf::FixAccept;
-use fourtuple_syscalls::child;
 use fourtuple_syscalls::seccomp::Facility;
+use fourtuple_syscalls::{child, netns};
 use fourtuple_testing::{in_namespace, set_sysctl};
 use program::clients::{LOW, bare, client, clients, listener, run_of};
 use program::{
@@ -70,9 +70,9 @@ const WAYS: [&str; 3] = ["preload", "supervise", "cgroup"];
 fn every_port_is_found_via_each_way() {
     in_own_namespace(|test| {
         let Some(client) = client(test) else { return };
-        // The cgroup first: its ports cannot be shared with the sockets of the other ways.
         for way in ["cgroup", "preload", "supervise"] {
-            // A destination for each way, because connections stay behind.
+            // A namespace for each way: connections stay behind, as long as a process that another test has just forked has the listener.
+            netns::enter_new().expect("a network namespace in a network namespace");
             let (_listener, destination) = listener(PORTS);
             let number = PORTS + 3;
             let words = format!("fill {} {number}", destination.port());

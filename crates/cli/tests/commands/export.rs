@@ -239,7 +239,12 @@ fn prometheus_scrapes_metrics_and_loads_the_rules() {
             answer["data"]["result"][0]["value"][1] == "3"
         });
         assert_eq!(answer["data"]["result"][0]["metric"]["listener"], "0.0.0.0:80");
-        let rules: Value = serde_json::from_str(&get("127.0.0.1:4903", "/api/v1/rules")).unwrap();
+        // It may scrape before it has loaded the rules.
+        let mut rules = Value::Null;
+        until("prometheus has rules", || {
+            rules = serde_json::from_str(&get("127.0.0.1:4903", "/api/v1/rules")).unwrap();
+            rules["data"]["groups"][0]["rules"].is_array()
+        });
         assert_eq!(rules["data"]["groups"][0]["rules"].as_array().map(Vec::len), Some(7), "{rules}");
         // A busy machine may delay the latest answer beyond the time of a scrape.
         until("a scrape has no error", || {

@@ -69,9 +69,14 @@ for line in sys.stdin:
         workers.append(worker)
     else:
         worker = workers[int(words[1])]
+        workers[int(words[1])] = 0
         os.kill(worker, signal.SIGKILL)
         os.waitpid(worker, 0)
         print(worker, flush=True)
+# The sockets of a worker are closed when it has ended.
+for worker in filter(None, workers):
+    os.kill(worker, signal.SIGKILL)
+    os.waitpid(worker, 0)
 os.killpg(0, signal.SIGKILL)
 "#;
 

@@ -161,7 +161,7 @@ fn a_cgroup_may_have_more_processes_than_there_are_descriptors() {
         let (_listener, destination) = listener("127.0.0.1", 4096);
         let Some(mut client) = Client::start(test, &cgroup) else { return };
         let mut others: Vec<Child> =
-            (0..150).map(|_| Command::new("sleep").arg("60").spawn().expect("sleep starts")).collect();
+            (0..150).map(|_| Command::new("sleep").arg("600").spawn().expect("sleep starts")).collect();
         for other in &others {
             fs::write(cgroup.0.join("cgroup.procs"), other.id().to_string()).unwrap();
         }

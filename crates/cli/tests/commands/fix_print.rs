@@ -173,7 +173,7 @@ fn haproxy_ignores_a_range_without_an_address() {
         let config = temp.file(
             "haproxy.cfg",
             &format!(
-                "defaults\n    mode http\n    timeout client 60s\n    timeout connect 5s\n    timeout server 60s\n\
+                "defaults\n    mode http\n    timeout client 60s\n    timeout connect 60s\n    timeout server 60s\n\
                  listen front\n    bind 127.0.0.1:8080\n    server one {} source 0.0.0.0:{LOW}-{HIGH}\n",
                 backend.address
             ),

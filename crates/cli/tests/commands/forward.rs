@@ -298,11 +298,16 @@ fn clients_leave_descriptors_for_everything_else() {
         };
         // A client with two replies is established.
         (0..2).for_each(|_| clients.iter().for_each(exchange));
-        for _ in 0..5 {
+        let name = "fourtuple_forward_dropped_packets_total{plane=\"0\",reason=\"no-client\"} ";
+        let mut refused = 0_u64;
+        // More packets if the queue of the loopback device was full.
+        until("the refused packets are counted", || {
             socket().send_to(b"y", &forwarder.address).unwrap();
-        }
-        let refused = "fourtuple_forward_dropped_packets_total{plane=\"0\",reason=\"no-client\"} 5\n";
-        until("the refused packets are counted", || page("127.0.0.1:9100").contains(refused));
+            refused += 1;
+            let page = page("127.0.0.1:9100");
+            let counted = page.lines().find_map(|line| line.strip_prefix(name));
+            counted.is_some_and(|count| count.parse::<u64>().expect("a number") >= 5)
+        });
         clients.iter().for_each(exchange);
         child::interrupt(forwarder.child.id()).unwrap();
         let record = forwarder.end().json();
@@ -311,7 +316,9 @@ fn clients_leave_descriptors_for_everything_else() {
             (Some("clients"), &30.into())
         );
         let plane = &list(&record, "/results/planes")[0];
-        assert_eq!(plane["dropped"], serde_json::json!({"no-client": 5}));
+        let dropped = number(&plane["dropped"], "no-client");
+        assert!((5..=refused).contains(&dropped), "{refused} packets: {plane}");
+        assert_eq!(plane["dropped"], serde_json::json!({ "no-client": dropped }));
         let exchanges = 90..=sent.get() - 90;
         for field in ["sent", "returned"] {
             assert!(exchanges.contains(&number(plane, field)), "{field} of {plane}");
@@ -644,20 +651,22 @@ fn two_links_are_taken_over_together() {
         let forwarder = Server::forward(&mut fourtuple(&arguments));
         let addresses = [forwarder.address.clone(), "127.0.0.2:4000".to_owned()];
         let mut bytes = [0; 10];
-        let (_, from) = arrives(|| _ = client.send_to(b"x", &addresses[1]).unwrap(), &other, &mut bytes);
+        let at = addresses.each_ref().map(|address| address.parse::<SocketAddr>().unwrap());
+        let sent = Cell::new(0);
+        let (_, from) = arrives(|| send(&sent, &client, b"x", at[1]), &other, &mut bytes);
         // The links come in another order and with other routes: the successor finds each link by its address.
         temp.file("links.toml", &format!("planes = 1\n{second}{}", first(&addresses[0])));
         let mut next = Server::forward(&mut fourtuple(&arguments));
         assert_eq!(next.address, addresses[1]);
         assert!(next.line().starts_with(&format!("forwarding {} on 1 plane ", addresses[0])));
         assert!(next.line().starts_with("taken over from process "));
-        assert_eq!(received(forwarder), 1);
+        assert!((1..=sent.get()).contains(&received(forwarder)));
         // The successor knows the client: replies from the next hop reach it, and its packets leave from the same source.
         assert_eq!(arrives(|| _ = other.send_to(b"back", from).unwrap(), &client, &mut bytes).0, 4);
-        let sent = |bytes: &'static [u8], to: usize| _ = client.send_to(bytes, &addresses[to]).unwrap();
-        assert_eq!(arrives(|| sent(b"y", 1), &other, &mut bytes).1, from);
-        assert_eq!(arrives(|| sent(b"zz", 0), &one, &mut bytes).0, 2);
-        assert_eq!(terminate(next), 2);
+        sent.set(0);
+        assert_eq!(arrives(|| send(&sent, &client, b"y", at[1]), &other, &mut bytes).1, from);
+        assert_eq!(arrives(|| send(&sent, &client, b"zz", at[0]), &one, &mut bytes).0, 2);
+        assert!((2..=sent.get()).contains(&terminate(next)));
     });
 }
 

@@ -11,11 +11,13 @@ use std::time::{Duration, Instant};
 
 use crate::program::servers::Server;
 use crate::program::{
-    DEADLINE, TempDir, fourtuple, list, loaded, number, queues, refused, require_valid, run, text,
+    DEADLINE, Ended, TempDir, fourtuple, list, loaded, number, queues, refused, require_valid, run, text,
+    until,
 };
 use fourtuple::listen::AcceptPolicy;
 use fourtuple_syscalls::child;
 use fourtuple_testing::in_namespace;
+use fourtuple_testing::process::until_expected;
 use serde_json::Value;
 
 /// Waits until every thread sleeps although the accept queue is not empty: accept() has failed.
@@ -142,10 +144,21 @@ fn crr_for_a_time_and_a_page() {
         let page = temp.join("serve.html");
         let line =
             "serve crr --listen [::1]:0 --workers 1 --request 2 --response 3 --close server --for 3s --html";
-        let server = Server::start(&mut fourtuple(&format!("{line} {page}")));
-        assert_eq!(server.workers, "1 worker (SO_REUSEPORT)");
-        assert_eq!(exchange(&mut server.connect(), b"ab"), "xxx");
-        let ended = server.end();
+        // The server may end before a client that stands still has asked.
+        let once = || {
+            let server = Server::start(&mut fourtuple(&format!("{line} {page}")));
+            assert_eq!(server.workers, "1 worker (SO_REUSEPORT)");
+            let mut answer = String::new();
+            let asked = TcpStream::connect(&server.address).and_then(|mut stream| {
+                stream.set_read_timeout(Some(DEADLINE))?;
+                stream.write_all(b"ab")?;
+                stream.read_to_string(&mut answer)
+            });
+            (asked.is_ok(), answer, server.end())
+        };
+        let is_answered = |(is_asked, answer, _): &(bool, String, Ended)| *is_asked && !answer.is_empty();
+        let (_, answer, ended) = until_expected(20, once, is_answered);
+        assert_eq!(answer, "xxx");
         assert_eq!(ended.code, 0, "{ended:?}");
         assert!(ended.stdout.contains("[::1]:") && ended.stdout.contains("served for "), "{}", ended.stdout);
         assert!(fs::read_to_string(&page).unwrap().contains("Each worker"));
@@ -206,6 +219,8 @@ fn a_unix_path_is_replaced_used_and_removed() {
     let line = format!("serve http --listen unix:{path} --workers 2");
     // A killed server leaves its socket file behind.
     drop(UnixListener::bind(&path).unwrap());
+    // A process that another test has just forked has the listener open until exec().
+    until("nobody listens", || UnixStream::connect(&path).is_err());
     let server = Server::start(&mut fourtuple(&format!("{line} --json")));
     assert_eq!(
         (server.address.as_str(), server.workers.as_str()),

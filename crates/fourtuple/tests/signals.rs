@@ -137,7 +137,10 @@ fn with_idle_connection(
                 }
                 ending.join().unwrap().unwrap()
             });
-            assert_eq!(report.open, u64::from(!closes), "{policy}: {report:?}");
+            // A connection on its way from a worker to the dispatcher counts for both.
+            let most = 1 + u64::from(policy == AcceptPolicy::Dispatcher);
+            let expected = if closes { 0..=0 } else { 1..=most };
+            assert!(expected.contains(&report.open), "{policy}: {report:?}");
             // `None`: the kernel could not list the handshakes.
             assert_eq!(report.handshakes, Some(0), "{policy}");
             assert!(closes || report.elapsed >= WAIT, "{policy}: {report:?}");

@@ -46,7 +46,8 @@ pub struct DrainReport {
     pub accepted: u64,
     /// Requests that were answered during the drain.
     pub answered: u64,
-    /// Connections that are still open; they are closed when their workers and the group are dropped.
+    /// Connections that are still open; they are closed when their workers and the group are dropped. With the policy `Dispatcher` one that was
+    /// on its way between a worker and the dispatcher at the deadline counts twice.
     pub open: u64,
     /// Connections in an accept queue, which are reset when the group is closed. For a unix socket: 1 if there is at least one.
     pub queued: u64,

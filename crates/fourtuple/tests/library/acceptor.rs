@@ -884,6 +884,7 @@ fn a_drain_closes_returned_connections() {
             idle.iter_mut().for_each(|client| drop(client.get("/")));
             // A connection that returns counts twice for a moment, and a closed one once.
             run(until_open(&group, 4));
+            until_others_sleep();
             assert_eq!(group.drain(Duration::from_millis(100)).unwrap().open, 4);
         });
         // The workers have left the group.

@@ -164,8 +164,8 @@ fn a_full_queue_is_served_before_the_end() {
                 let (group, never) = (&group, &never);
                 let drain = scope.spawn(move || group.drain(DEADLINE).unwrap());
                 while !refuses(group) {
-                    // The listener queues these connections too, and a full queue looks like a refusal.
-                    thread::sleep(Duration::from_millis(1));
+                    // The listener queues these connections too, and a full queue looks like a refusal: the drain may begin seconds later.
+                    thread::sleep(Duration::from_millis(10));
                 }
                 if policy == AcceptPolicy::Dispatcher {
                     let mut dispatcher = group.dispatcher().unwrap();

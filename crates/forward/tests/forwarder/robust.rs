@@ -13,12 +13,12 @@ use fourtuple_forward::{
 use fourtuple_syscalls::datagram::{Batch, Outgoing};
 use fourtuple_syscalls::socket::{self, Transport, bind, connect, open_raw_icmp, send, wait_readable};
 use fourtuple_syscalls::{device, netns, option};
-use fourtuple_testing::stream::LONG;
+use fourtuple_testing::stream::{LONG, Loopback};
 use fourtuple_testing::wire::{FAR, FAR_V4, FAR_V6, NEAR, NEAR_V4, Wire};
 use fourtuple_testing::{each_in_namespace, in_namespace, skip};
 
 use crate::flood::Flood;
-use crate::{is_up, kinds, socket, start, until, wait_until};
+use crate::{is_up, kinds, session, socket, start, until, wait_until};
 
 /// Returns all plane kinds that this machine supports.
 fn kinds() -> impl Iterator<Item = PlaneKind> {
@@ -120,6 +120,8 @@ fn a_next_hop_is_not_a_client() {
                 for _ in 0..2 {
                     assert_eq!(hop.recv(&mut buffer).unwrap(), 2, "{what}: only the client's arrive");
                 }
+                // On a busy machine the packet of the hop may arrive after those of the client.
+                until(|| !running.counts(0)[0].dropped.is_empty());
                 let counts = drain(running);
                 require_balance(&counts, &what);
                 let dropped: Vec<_> =
@@ -156,6 +158,8 @@ fn an_address_that_a_link_listens_at_is_not_a_client() {
             impostor.send_to(b"x", entry).unwrap();
             socket(honest).send_to(b"yy", entry).unwrap();
             assert_eq!(target.recv(&mut buffer).unwrap(), 2, "{source} at {listen}");
+            // On a busy machine the impostor's packet may arrive after the honest one.
+            until(|| !running.counts(0)[0].dropped.is_empty());
             let counts = running.drain().unwrap().remove(0).remove(0);
             let dropped: Vec<_> =
                 counts.dropped.iter().map(|(why, packets)| (why.name(), *packets)).collect();
@@ -510,6 +514,8 @@ fn drops_at_a_full_queue_are_counted() {
             for _ in 0..OFFERED {
                 sender.send_to(&[7; 500], running.address(0).unwrap()).unwrap();
             }
+            // A packet that is delivered after the drain is in no counter.
+            Loopback::open().flush();
             // The counter also rises while planes run, not only at their end.
             until(|| running.counts(0)[0].dropped.iter().any(|(reason, _)| *reason == Drop::Overflow));
             let counts = drain(running);
@@ -816,11 +822,13 @@ fn packets_are_dropped_without_another_route() {
             inside(&watched.namespace, || device::set_down("far1").unwrap());
             wait_until("down", || !is_up(&running));
             let before = counts(&running);
-            assert_eq!(link_downs(&running), 0, "{kind}");
+            let earlier = link_downs(&running);
+            // On a busy machine the session may have been down before.
+            assert!(earlier == 0 || session(&running).report.downs > 1, "{kind}: {earlier}");
             for _ in 0..5 {
                 sender.send_to(&[WATCHED], running.address(0).unwrap()).unwrap();
             }
-            wait_until("the drops", || link_downs(&running) == 5);
+            wait_until("the drops", || link_downs(&running) == earlier + 5);
             let after = counts(&running);
             assert_eq!((after.sent, after.received), (before.sent, before.received + 5), "{kind}");
             inside(&watched.namespace, || device::set_up("far1").unwrap());

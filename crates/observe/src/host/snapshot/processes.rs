@@ -315,7 +315,9 @@ pub(super) fn read(
         process.waits_in = if awaited.contains(&process.pid) { waits_in(root, process.pid) } else { None };
     }
     let is_empty = || procfs::processes(root).next().is_none();
-    if processes.is_empty() && (!holders.is_empty() || is_empty()) {
+    // One that /proc had has ended in the meantime. The iterator may name processes of another PID namespace, which /proc never has.
+    let has_ended = |pid: &u32| sockets.bound.is_none() && !root.join(format!("proc/{pid}")).exists();
+    if processes.is_empty() && (!holders.iter().all(has_ended) || is_empty()) {
         return Err("/proc/PID/stat, /proc/PID/limits: no process could be read".to_owned());
     }
     let share = |process: &Process| share(process.descriptors, process.descriptor_limit);

@@ -315,8 +315,12 @@ pub(super) fn read(
         process.waits_in = if awaited.contains(&process.pid) { waits_in(root, process.pid) } else { None };
     }
     let is_empty = || procfs::processes(root).next().is_none();
-    // One that /proc had has ended in the meantime. The iterator may name processes of another PID namespace, which /proc never has.
-    let has_ended = |pid: &u32| sockets.bound.is_none() && !root.join(format!("proc/{pid}")).exists();
+    // Of a process that /proc had. The iterator may name one of another PID namespace, which /proc never has.
+    let is_gone = |pid: &u32| !root.join(format!("proc/{pid}")).exists();
+    let has_ended = |pid: &u32| {
+        let stat = Stat::read(root, *pid);
+        sockets.bound.is_none() && stat.map_or_else(|| is_gone(pid), |stat| stat.state == 'Z')
+    };
     if processes.is_empty() && (!holders.iter().all(has_ended) || is_empty()) {
         return Err("/proc/PID/stat, /proc/PID/limits: no process could be read".to_owned());
     }
@@ -514,6 +518,21 @@ mod tests {
         assert_eq!(find(&shared, Some(&earlier)).holder(1), Some(7), "it held the socket before");
         let another = find(&[(2, 7)], None);
         assert_eq!(find(&shared, Some(&another)).holder(1), Some(30_001), "it held another socket before");
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn a_process_that_has_ended_hides_no_process() {
+        let root = with_processes("ended", &[(5, "hidden", 1, 1), (6, "zombie", 1, 1)]);
+        fs::write(root.join("proc/6/stat"), format!("6 (zombie) Z 1 {}1 0", "0 ".repeat(17))).unwrap();
+        let number = |sockets: &Sockets| {
+            let (wanted, before, mut now) = (Wanted::default(), Before::default(), Before::default());
+            read(&root, sockets, &wanted, &before, false, &mut now).map(|found| found.len())
+        };
+        let of = |pid: u32| Sockets::of_pairs(&root, vec![(1, pid)]);
+        assert_eq!([number(&of(6)), number(&of(9))], [Ok(0), Ok(0)], "a zombie, and one that is gone");
+        number(&of(5)).unwrap_err();
+        number(&Sockets { bound: Some(Vec::new()), ..of(9) }).unwrap_err();
         fs::remove_dir_all(root).unwrap();
     }
 

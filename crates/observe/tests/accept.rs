@@ -20,10 +20,11 @@ use fourtuple_record::measure::balance;
 use fourtuple_record::measure::words::counted;
 use fourtuple_record::snapshot::{Owner, Part};
 use fourtuple_record::{Remark, TraceAcceptResults, TraceListener};
+use fourtuple_syscalls::sock_diag::{self, state};
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{option, unix_socket};
 use fourtuple_testing::accept_queue::{full_listener, listen_overflows, tcp_counter};
-use fourtuple_testing::process::{Python, undisturbed};
+use fourtuple_testing::process::{Python, undisturbed, until};
 use fourtuple_testing::{StopOnDrop, has_mptcp, listener, skip};
 use traced::{count, has_missed, named, own_network, remarks, traced, until_none_missed};
 
@@ -56,32 +57,22 @@ fn std_listener(address: &str, backlog: i32) -> (TcpListener, SocketAddr) {
 
 /// Waits until the kernel has counted a number of overflows more than `before`: on a busy machine it handles a SYN after connect().
 fn until_overflows(before: u64, number: u64) {
-    let end = Instant::now() + DEADLINE;
-    while listen_overflows() < before + number {
-        assert!(Instant::now() < end, "{} of {number} overflows", listen_overflows() - before);
-        thread::sleep(Duration::from_millis(1));
-    }
+    until("the overflows", || listen_overflows() >= before + number);
 }
 
 /// Closes the client's side of a connection first, and waits until the server's side has noticed it: a child of another test has a copy until
 /// its exec.
 fn close_first(client: TcpStream) {
-    let port = format!(":{:04X}", client.local_addr().unwrap().port());
+    let address = client.local_addr().unwrap();
     drop(client);
-    let end = Instant::now() + DEADLINE;
-    let is_open = || {
-        let text = fs::read_to_string("/proc/thread-self/net/tcp").unwrap();
-        // The remote address, and the state ESTABLISHED.
-        let is_server = |line: &str| {
-            let words: Vec<&str> = line.split_whitespace().collect();
-            words[2].ends_with(&port) && words[3] == "01"
-        };
-        text.lines().any(is_server)
-    };
-    while is_open() {
-        assert!(Instant::now() < end, "the server's side is open");
-        thread::sleep(Duration::from_millis(1));
-    }
+    until("the end of the client's side", || {
+        let mut is_open = false;
+        sock_diag::each_connection(|entry| {
+            is_open |= entry.remote == address && entry.state == state::ESTABLISHED;
+        })
+        .unwrap();
+        !is_open
+    });
 }
 
 /// Opens connections in turn; each waits in the accept queue while the server sleeps.
@@ -710,11 +701,7 @@ fn time_wait_is_counted_for_the_active_closer() {
                 server.join().unwrap();
             });
             // A child of another test has copies until its exec, and may close the last one.
-            let end = Instant::now() + DEADLINE;
-            while has_connections() {
-                assert!(Instant::now() < end, "a connection is open");
-                thread::sleep(Duration::from_millis(1));
-            }
+            until("the end of all connections", || !has_connections());
         };
         let trace = || traced(test, &at(address), run);
         let Some(((), outcome)) = until_none_missed(trace) else { return };

@@ -65,7 +65,7 @@ fn ask(address: SocketAddr, request: &str) -> String {
 
 const METRICS: &str = "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n";
 
-/// Asks again if there is no answer: a busy host may stop the client beyond the deadline, before its request.
+/// Repeats a request that got no answer: a busy host may stop the client beyond the deadline before it has asked.
 fn ask_in_time(address: SocketAddr, request: &str) -> String {
     process::until_expected(20, || ask(address, request), |answer| !answer.is_empty())
 }

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::{PoisonError, RwLock};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fourtuple_syscalls::child;
 
@@ -50,6 +50,20 @@ pub fn until_expected<T>(tries: u32, mut once: impl FnMut() -> T, is_expected: i
         last = once();
     }
     last
+}
+
+/// Waits until the condition holds; `what` names it in the error.
+///
+/// # Panics
+///
+/// It does not hold within 3 minutes.
+#[track_caller]
+pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !holds() {
+        assert!(begun.elapsed() < Duration::from_secs(180), "never: {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// Calls `read`, which reads what processes hold, while no process starts by way of this module.

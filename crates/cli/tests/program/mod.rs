@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use boon::{Compiler, Schemas};
 use fourtuple_record::SCHEMA_JSON;
+pub(crate) use fourtuple_testing::process::until;
 use fourtuple_testing::{in_namespace_of, process, test_of};
 use serde_json::Value;
 
@@ -50,15 +51,6 @@ pub(crate) fn fourtuple_at(program: &Path, arguments: &str) -> Command {
 pub(crate) fn in_own_namespace<F: FnOnce(&'static str) + Send + 'static>(run: F) {
     let test: &'static str = test_of(&run).leak();
     in_namespace_of(test.to_owned(), move || run(test));
-}
-
-/// Waits until the condition holds; `what` names it in the error.
-pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + DEADLINE;
-    while !holds() {
-        assert!(Instant::now() < deadline, "never: {what}");
-        thread::sleep(Duration::from_millis(10));
-    }
 }
 
 /// The exit code and the output of a run.

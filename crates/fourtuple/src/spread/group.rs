@@ -686,9 +686,8 @@ fn quotas(slots: usize, weights: &[u32]) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use std::net::UdpSocket;
-    use std::thread;
-    use std::time::{Duration, Instant};
 
+    use fourtuple_testing::process::until;
     use proptest::prelude::*;
 
     use super::*;
@@ -707,12 +706,8 @@ mod tests {
             sender.send_to(b"x", address).unwrap();
         }
         // On a busy machine the kernel delivers the packets in a thread of its own.
-        let begun = Instant::now();
         for seat in 0..3 {
-            while !socket::has_something(adopted.member(seat).unwrap().as_fd()) {
-                assert!(begun.elapsed() < Duration::from_secs(60), "{seat}");
-                thread::yield_now();
-            }
+            until("a packet", || socket::has_something(adopted.member(seat).unwrap().as_fd()));
         }
     }
 

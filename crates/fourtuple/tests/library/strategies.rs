@@ -11,7 +11,7 @@ use std::num::NonZeroU16;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fastrand::Rng;
 use fourtuple::capabilities::{self, LocalPortRange};
@@ -23,9 +23,10 @@ use fourtuple_syscalls::option::{self, IP_LOCAL_PORT_RANGE};
 use fourtuple_syscalls::sock_diag::{self, state};
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{netns, seccomp};
+use fourtuple_testing::process::until;
 use fourtuple_testing::{in_namespace, keep_time_wait, listener, set_sysctl};
 
-use crate::{DEADLINE, has_option, until_gone};
+use crate::{has_option, until_gone};
 
 const PORTS: u16 = 64;
 
@@ -650,11 +651,7 @@ fn a_guarded_stream_releases_the_port_that_its_peer_closed() {
         assert_eq!(stream.read(&mut [0]).unwrap(), 0);
         drop(stream);
         // A server that closes before the kernel has handled the FIN acknowledges it later.
-        let begun = Instant::now();
-        while time_wait(report.source) == 0 {
-            assert!(begun.elapsed() < DEADLINE, "this side closed first");
-            thread::yield_now();
-        }
+        until("this side closed first", || time_wait(report.source) == 1);
     });
 }
 

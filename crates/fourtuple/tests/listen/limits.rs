@@ -1,11 +1,13 @@
 //! The cost of one client for other clients: silence, slow reading, and missing kernel resources; connections that the server closes
 //! where the measurement favours it.
 
+use std::hint;
 use std::io::{ErrorKind, Read, Write};
 use std::iter;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -16,6 +18,7 @@ use fourtuple::listen::{
 use fourtuple_syscalls::signals::IntervalTimer;
 use fourtuple_syscalls::socket::{self, Transport};
 use fourtuple_syscalls::{option, seccomp};
+use fourtuple_testing::process::until;
 use fourtuple_testing::{StopOnDrop, each_in_namespace, in_namespace, set_sysctl};
 
 use crate::policies::{everywhere, is_available};
@@ -424,6 +427,63 @@ fn signals_interrupt_no_wait() {
             });
         });
         assert!(IntervalTimer::signals() > 100);
+    });
+}
+
+#[test]
+fn silent_clients_hide_neither_the_timeout_nor_a_wakeup() {
+    /// Only a failing test opens as many.
+    const MOST: usize = 2000;
+    in_namespace(|| {
+        for (policy, family) in everywhere("silent_clients_hide_neither_the_timeout_nor_a_wakeup") {
+            for timeout in [Some(Duration::from_millis(50)), None] {
+                let group = crate::open(policy, family);
+                let mut acceptor = group.join().unwrap();
+                let waker = acceptor.waker();
+                let worker = thread::spawn(move || acceptor.next(timeout).unwrap().is_none());
+                let mut clients = Vec::new();
+                while !worker.is_finished() && clients.len() < MOST {
+                    clients.push(connect(&group));
+                    if timeout.is_none() && clients.len() == 3 {
+                        waker.wake();
+                    }
+                    thread::sleep(Duration::from_millis(5));
+                }
+                assert!(clients.len() < MOST, "{policy} over {family}, {timeout:?}: it waits on");
+                assert!(worker.join().unwrap(), "{policy} over {family}, {timeout:?}: a silent connection");
+            }
+        }
+    });
+}
+
+/// A least busy worker waits in pieces of 500 ms. On a full host its thread runs some time after the end of a piece, and finds the wakeup
+/// that came meanwhile.
+#[test]
+fn a_wakeup_at_the_end_of_a_wait_is_not_lost() {
+    const WORKERS: usize = 64;
+    in_namespace(|| {
+        let policy = AcceptPolicy::ReuseportLeastBusy;
+        if !is_available(policy, "a_wakeup_at_the_end_of_a_wait_is_not_lost") {
+            return;
+        }
+        let group = builder(policy, Family::Tcp4).max_workers(WORKERS).open().unwrap();
+        let (begins, begun) = mpsc::channel();
+        let ended = Arc::new(AtomicUsize::new(0));
+        for _ in 0..WORKERS {
+            let (mut acceptor, begins, ended) = (group.join().unwrap(), begins.clone(), Arc::clone(&ended));
+            thread::spawn(move || {
+                begins.send((Instant::now(), acceptor.waker())).unwrap();
+                assert!(acceptor.next(None).unwrap().is_none());
+                ended.fetch_add(1, Ordering::AcqRel);
+            });
+        }
+        for (begin, waker) in begun.iter().take(WORKERS) {
+            while begin.elapsed() < Duration::from_millis(500) {
+                hint::spin_loop();
+            }
+            waker.wake();
+        }
+        until("each worker has seen its wakeup", || ended.load(Ordering::Acquire) == WORKERS);
     });
 }
 

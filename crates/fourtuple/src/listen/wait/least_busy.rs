@@ -17,7 +17,7 @@ use crate::listen::connection::Connection;
 use crate::listen::policy::AcceptPolicy;
 use crate::listen::seats::Count;
 use crate::listen::wait::pool::{ListenerInterest, Pool};
-use crate::listen::wait::{Preparation, Released, Seat, SharedState, Wait};
+use crate::listen::wait::{Preparation, Released, Seat, SharedState, Wait, sooner};
 
 /// The interval at which a worker looks for connections that were counted at their SYN and never completed (SYN floods,
 /// resets).
@@ -56,9 +56,9 @@ pub(crate) fn open(seat: &Seat) -> Result<Box<dyn Wait>, ListenError> {
     }))
 }
 
-impl Chosen {
-    /// Waits for at most `slice` and keeps the worker's counters up to date.
-    fn wait(&mut self, seat: &Seat, slice: Duration) -> Result<Option<Connection>, ListenError> {
+impl Wait for Chosen {
+    /// Waits for at most [`LEAK_INTERVAL`] and keeps the worker's counters up to date.
+    fn next(&mut self, seat: &Seat, timeout: Option<Duration>) -> Result<Option<Connection>, ListenError> {
         let counters = self.program.seat(seat.number).map_err(refused)?;
         let seats = &seat.group.0.seats;
         counters.set_open(seats.open(seat.number));
@@ -67,7 +67,7 @@ impl Chosen {
         // An error of this call is ignored here; the reconciliation below reports it.
         counters.glance(&mut self.leaks, || option::accept_queue(listener).map_or(0, u64::from));
         let before = seats.get(seat.number, Count::Accepts);
-        let found = self.pool.next(seat, Some(slice));
+        let found = self.pool.next(seat, sooner(timeout, Some(LEAK_INTERVAL)));
         let accepted = seats.get(seat.number, Count::Accepts) - before;
         if let Ok(Some(_)) = &found {
             // Set before the accepts are counted; the worker would look idle in between.
@@ -85,23 +85,6 @@ impl Chosen {
             seats.add(seat.number, Count::Leaked, u64::try_from(leaked).unwrap_or(0));
         }
         found
-    }
-}
-
-impl Wait for Chosen {
-    fn next(&mut self, seat: &Seat, timeout: Option<Duration>) -> Result<Option<Connection>, ListenError> {
-        let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        loop {
-            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-            let slice = left.map_or(LEAK_INTERVAL, |left| left.min(LEAK_INTERVAL));
-            let begun = Instant::now();
-            match self.wait(seat, slice)? {
-                // The slice expired, and the timeout has not.
-                None if begun.elapsed() >= slice && left.is_none_or(|left| left > slice) => {}
-                // A connection, the end of the timeout, or a wakeup through the waker.
-                found => return Ok(found),
-            }
-        }
     }
 
     fn keep(&mut self, seat: &Seat, connection: Connection) -> Result<(), ListenError> {

@@ -58,7 +58,8 @@ absent!(uring_oneshot, UringOneshot, "uring");
 
 /// A worker's implementation of an accept policy.
 pub(crate) trait Wait: Send {
-    /// Returns a connection that has something to read, or `None` after `timeout` or a wakeup through the waker.
+    /// Returns a connection that has something to read, or `None`: at the latest after `timeout` or a wakeup through the waker. The
+    /// caller decides whether to wait on: a wakeup and the end of a wait can come together.
     fn next(&mut self, seat: &Seat, timeout: Option<Duration>) -> Result<Option<Connection>, ListenError>;
 
     /// Waits for the next request of a connection.

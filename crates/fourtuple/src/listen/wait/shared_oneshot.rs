@@ -48,6 +48,29 @@ fn arm_listener(seat: &Seat) -> Result<(), ListenError> {
     }
 }
 
+/// Handles an event; returns a connection if one is ready to be served.
+fn take(seat: &Seat, shared: &SharedEpoll, event: Ready) -> Result<Option<Connection>, ListenError> {
+    seat.count(Count::Wakeups);
+    if event.token() != LISTENER {
+        // `None` if another worker has closed it.
+        return Ok(shared.idle().take(event.token() as usize));
+    }
+    let accepted = seat.accept(&shared.listener)?;
+    // The listener is armed before the request is served, so that another worker gets the next connection.
+    if matches!(accepted, AcceptOutcome::Pause) {
+        shared.pause();
+    } else {
+        arm_listener(seat)?;
+    }
+    match accepted {
+        AcceptOutcome::Connection(connection) if socket::has_something(connection.as_fd()) => {
+            Ok(Some(connection))
+        }
+        AcceptOutcome::Connection(connection) => seat.watched(shared.put(connection)).map(|_| None),
+        AcceptOutcome::Empty | AcceptOutcome::Pause => Ok(None),
+    }
+}
+
 impl Wait for SharedOneshot {
     fn next(&mut self, seat: &Seat, timeout: Option<Duration>) -> Result<Option<Connection>, ListenError> {
         let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
@@ -72,37 +95,13 @@ impl Wait for SharedOneshot {
             }
             let ready =
                 shared.epoll.wait(&mut events, Some(slice)).map_err(seat.group.failed("epoll_wait()"))?;
-            let Some(event) = ready.first() else {
-                if seat.waker.clear() || left.is_some_and(|left| left.is_zero()) {
-                    return Ok(None);
-                }
-                continue;
+            let found = match ready.first() {
+                Some(event) => take(seat, shared, *event)?,
+                None => None,
             };
-            seat.count(Count::Wakeups);
-            if event.token() != LISTENER {
-                let found = shared.idle().take(event.token() as usize);
-                match found {
-                    Some(connection) => return Ok(Some(connection)),
-                    None => continue,
-                }
-            }
-            let accepted = seat.accept(&shared.listener)?;
-            // The listener is armed before the request is served, so that another worker gets the next connection.
-            if matches!(accepted, AcceptOutcome::Pause) {
-                shared.pause();
-            } else {
-                arm_listener(seat)?;
-            }
-            match accepted {
-                AcceptOutcome::Connection(connection) if socket::has_something(connection.as_fd()) => {
-                    return Ok(Some(connection));
-                }
-                AcceptOutcome::Connection(connection) => {
-                    seat.watched(shared.put(connection))?;
-                }
-                // The caller checks its deadline: a failure may repeat at once.
-                AcceptOutcome::Empty => return Ok(None),
-                AcceptOutcome::Pause => {}
+            // Also if events arrive again and again, as from clients that connect and send nothing.
+            if found.is_some() || seat.waker.clear() || left.is_some_and(|left| left.is_zero()) {
+                return Ok(found);
             }
         }
     }
